@@ -1,0 +1,38 @@
+"""Tensors and scalars by name: what a message, a server's state and a client's kept state are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+Scalar = bool | int | float | str | None
+Value = Scalar | list[Scalar]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A flat mapping, so that wire and checkpoints are written once. Its tensors are never changed in place."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
+
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+
+    def under(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors whose name starts with `prefix`, without it."""
+        return {name[len(prefix) :]: t for name, t in self.tensors.items() if name.startswith(prefix)}
+
+    def first_not_finite(self) -> str | None:
+        """The name of a tensor that holds NaN or infinity, if any."""
+        for name, tensor in self.tensors.items():
+            # one reduction, not an elementwise mask: a sum is finite only if all of its terms are, save for overflow
+            if tensor.is_floating_point() and not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
+                return name
+        return None
+
+
+def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {prefix + name: tensor for name, tensor in tensors.items()}

@@ -1,0 +1,199 @@
+"""What an experiment is: one YAML that says it all, and what it resolves into."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from fleetbed.profiles.types import Count, Fraction, NonNegative, Positive, Profile
+
+Timing = Literal["enforced", "calibrated", "modelled", "replay"]
+Processes = Literal["resident", "on-demand", "inline"]
+PolicyKind = Literal["sync", "deadline", "over-select", "async", "buffered"]
+Scalar = bool | int | float | str | None
+
+
+class Server(Profile, kw_only=True):
+    """The server is a device too: what it computes and transfers takes device time."""
+
+    device: str = "server"
+    link: str = "ethernet_1g"
+
+
+class Partition(Profile, kw_only=True):
+    """Who has which samples. `alpha` is of dirichlet, `classes_per_client` of shards, `file` of file."""
+
+    kind: Literal["iid", "dirichlet", "shards", "contiguous", "file"] = "dirichlet"
+    alpha: Positive = 0.5
+    min_size: Count = 10
+    classes_per_client: Count = 2
+    file: str | None = None
+
+
+class Data(Profile, kw_only=True):
+    """`name` is a shipped or torchvision set, or the path of an .npz; `root` is where torchvision keeps its files."""
+
+    name: str = "fashion-mini"
+    root: str | None = None
+    download: bool = False
+    partition: Partition = Partition()
+    image_size: Count | None = None
+    channels: Literal[1, 3] | None = None
+    normalise: bool = True
+    augment: tuple[Literal["crop", "flip", "cutout"], ...] = ()
+    train_limit: Count | None = None
+    test_limit: Count | None = None
+    public: Annotated[int, Meta(ge=0)] = 0
+    tokens: Count = 25
+    vocabulary: Count = 10_000
+
+
+class Model(Profile, kw_only=True):
+    """The family whose variants the clients choose from; `variants` narrows it, `options` are the family's own."""
+
+    family: str = "resnet-stage"
+    variants: tuple[str, ...] = ()
+    options: dict[str, Any] = {}
+
+
+class Optimizer(Profile, kw_only=True):
+    name: Literal["sgd", "adam"] = "sgd"
+    lr: Positive = 0.01
+    momentum: Fraction = 0.9
+    weight_decay: NonNegative = 0.0
+
+
+class Training(Profile, kw_only=True):
+    batch: Count = 16
+    epochs: Count = 1
+    max_steps: Count | None = None
+    optimizer: Optimizer = Optimizer()
+
+
+class AlgorithmChoice(Profile, kw_only=True):
+    """A method by name with its parameters; `label` tells two settings of one method apart in plots.
+
+    `variant` puts every client on the one variant (AllSmall, AllLarge) instead of what fits it.
+    """
+
+    name: str
+    params: dict[str, Any] = {}
+    label: str | None = None
+    variant: str | None = None
+
+    @property
+    def title(self) -> str:
+        return self.label or self.name
+
+
+class Participation(Profile, kw_only=True):
+    """`ratio` of the fleet takes part in a round, chosen by `selection`."""
+
+    ratio: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    selection: Literal["uniform", "available", "tier"] = "uniform"
+    tiers: Count = 5
+
+
+class Policy(Profile, kw_only=True):
+    """When a result counts. Each field belongs to the kinds named beside it."""
+
+    kind: PolicyKind = "sync"
+    deadline_s: Positive | None = None  # deadline: device seconds a round may take
+    late: Literal["drop", "next-round"] = "drop"  # deadline
+    partial: bool = False  # deadline: a client near the deadline sends what it has
+    invite: Count | None = None  # over-select: m, of which the first `take` count
+    take: Count | None = None  # over-select
+    buffer: Count | None = None  # buffered: merge every so many results
+    concurrency: Count | None = None  # async, buffered: tasks in flight
+    mixing: Annotated[float, Meta(gt=0, le=1)] = 0.6  # async, buffered
+    staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"  # async, buffered
+    exponent: NonNegative = 0.5  # polynomial
+    hinge_a: Positive = 10.0  # hinge
+    hinge_b: NonNegative = 4.0  # hinge
+
+    @property
+    def title(self) -> str:
+        return self.kind
+
+
+class Availability(Profile, kw_only=True):
+    """When clients can take part."""
+
+    kind: Literal["always", "on-off", "charging", "trace"] = "always"
+    mean_on_s: Positive = 3600.0
+    mean_off_s: Positive = 3600.0
+    battery_wh: Positive = 15.0
+    charge_w: Positive = 10.0
+    day_s: Positive = 86_400.0
+    trace: str | None = None
+    bandwidth: str | None = None
+
+
+class TimingChoice(Profile, kw_only=True):
+    """Where durations come from; `dilation` is host seconds per device second (a number or `auto`)."""
+
+    source: Timing = "enforced"
+    dilation: Positive | Literal["auto"] = "auto"
+    replay: str | None = None
+
+
+class Evaluation(Profile, kw_only=True):
+    every: Count = 1
+    batch: Count = 256
+    targets: tuple[Fraction, ...] = ()
+
+
+class Budgets(Profile, kw_only=True):
+    """What limits the choice of a variant; `memory_margin` is the part of the cap that prediction leaves free."""
+
+    memory_margin: Annotated[float, Meta(ge=0, lt=1)] = 0.1
+    round_s: Positive | None = None
+    round_bytes: Positive | None = None
+    all_must_fit: bool = False
+
+
+class Experiment(Profile, kw_only=True):
+    """Fleet, data, methods, seeds, policies and timing. Several of the plural ones make a study."""
+
+    title: str
+    fleet: str
+    server: Server = Server()
+    data: Data = Data()
+    model: Model = Model()
+    training: Training = Training()
+    algorithms: Annotated[tuple[AlgorithmChoice, ...], Meta(min_length=1)]
+    seeds: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1)] = (1,)
+    policies: Annotated[tuple[Policy, ...], Meta(min_length=1)] = (Policy(),)
+    participation: Participation = Participation()
+    availability: Availability = Availability()
+    timing: TimingChoice = TimingChoice()
+    processes: Processes = "resident"
+    rounds: Count = 10
+    device_time_limit_s: Positive | None = None
+    evaluation: Evaluation = Evaluation()
+    budgets: Budgets = Budgets()
+    checkpoint_every: Count = 1
+
+
+class RunConfig(Profile, kw_only=True):
+    """One run of a study: one algorithm, one policy, one seed; stored whole in the run, no hidden default."""
+
+    experiment: Experiment
+    algorithm: AlgorithmChoice
+    policy: Policy
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.algorithm.title}-{self.policy.title}-{self.seed}"
+
+
+def runs(experiment: Experiment) -> list[RunConfig]:
+    """Every run of the study, seeds innermost so that paired runs stand side by side."""
+    return [
+        RunConfig(experiment=experiment, algorithm=algorithm, policy=policy, seed=seed)
+        for algorithm in experiment.algorithms
+        for policy in experiment.policies
+        for seed in experiment.seeds
+    ]

@@ -1,0 +1,141 @@
+"""What a device, a link and a fleet are: frozen types with the unit in every name.
+
+Read from YAML in one pass (`loading.py`); unknown keys are errors, ranges are checked by the type.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Positive = Annotated[float, Meta(gt=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=1)]
+ProvenanceKind = Literal["measured", "vendor", "derived", "assumed"]
+Unit = Literal["cpu", "gpu"]
+
+
+class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base of everything that is read from YAML: immutable, no unknown keys (`kw_only` is not inherited)."""
+
+
+class Provenance(Profile, kw_only=True):
+    """Where a figure comes from. `figure` is a dotted key path of the same file, or a group of them."""
+
+    figure: str
+    kind: ProvenanceKind
+    source: str | None = None
+    note: str = ""
+
+
+class Cpu(Profile, kw_only=True):
+    description: str
+    cores: Count
+    clock_ghz: Positive | None = None
+    fp64_gflops: Positive | None = None
+    fp32_gflops: Positive
+
+
+class Gpu(Profile, kw_only=True):
+    description: str
+    fp32_gflops_peak: Positive | None = None
+    fp32_gflops_sustained: Positive | None = None
+
+
+class Memory(Profile, kw_only=True):
+    """`available_mib` is what an application finds free, `runtime_mib` what a training framework takes of it."""
+
+    installed_mib: Positive
+    visible_mib: Positive
+    available_mib: Positive
+    runtime_mib: NonNegative
+    bandwidth_gb_s_peak: Positive | None = None
+    bandwidth_gb_s_measured: Positive | None = None
+
+
+class Power(Profile, kw_only=True):
+    idle_w: Positive | None = None
+    load_w: Positive | None = None
+
+
+class Throttle(Profile, kw_only=True):
+    """Thermal throttling: after `after_s` seconds of load the rate falls to `rate` of what it was."""
+
+    after_s: Positive
+    rate: Annotated[float, Meta(gt=0, le=1)]
+
+
+class Device(Profile, kw_only=True):
+    """What a board or phone is. Its file stem is its name."""
+
+    title: str
+    trains_on: Unit
+    cpu: Cpu
+    gpu: Gpu | None = None
+    memory: Memory
+    power: Power = Power()
+    link: str
+    train_scale: Positive = 1.0
+    throttle: Throttle | None = None
+    provenance: tuple[Provenance, ...] = ()
+
+    @property
+    def rate_gflops(self) -> float:
+        """The FP32 matmul rate of the unit that trains, which sets the slowdown against the host."""
+        if self.trains_on == "cpu":
+            return self.cpu.fp32_gflops
+        assert self.gpu is not None  # checked by loading.check_device
+        rate = self.gpu.fp32_gflops_sustained or self.gpu.fp32_gflops_peak
+        assert rate is not None
+        return rate
+
+    @property
+    def cap_mib(self) -> float:
+        """What is left for training: the memory cap of a client on this device."""
+        return self.memory.available_mib - self.memory.runtime_mib
+
+
+class Link(Profile, kw_only=True):
+    """A network link as the device sees it."""
+
+    title: str
+    down_mbit_s: Positive
+    up_mbit_s: Positive
+    rtt_ms: NonNegative
+    jitter_ms: NonNegative = 0.0
+    loss: Fraction = 0.0
+    provenance: tuple[Provenance, ...] = ()
+
+
+class Member(Profile, kw_only=True):
+    """One line of a fleet: so many of a device (`count`) or such a part of the total (`weight`)."""
+
+    device: str
+    count: Count | None = None
+    weight: Positive | None = None
+    link: str | None = None
+    override: dict[str, float | str] = {}
+
+
+class Fleet(Profile, kw_only=True):
+    """How many of which device, on which link: counts, or weights with a `total`."""
+
+    title: str
+    members: Annotated[tuple[Member, ...], Meta(min_length=1)]
+    total: Count | None = None
+
+
+class ClientSpec(Profile, kw_only=True):
+    """One member of a fleet, with everything resolved. `device` already carries the overrides."""
+
+    number: int
+    kind: str
+    device: Device
+    link_name: str
+    link: Link
+
+    @property
+    def name(self) -> str:
+        return f"{self.number:03d}"
