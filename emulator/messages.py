@@ -1,0 +1,168 @@
+"""What broker, zygote and workers say to each other, beside the method's own tensors."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from fleetbed.emulator.limits.plan import Cap, LimitPlan
+from fleetbed.models.work import Part
+from fleetbed.profiles.experiment import RunConfig
+
+
+class Member(Struct, frozen=True):
+    """A client as workers know it."""
+
+    number: int
+    variant: str
+    samples: int
+
+
+class Setup(Struct, frozen=True, kw_only=True):
+    """All that a worker must know of the run; written as JSON in the run folder, read once by the zygote."""
+
+    config: RunConfig
+    folder: str
+    dataset: str
+    clients: tuple[Member, ...] = ()
+
+
+# broker -> worker, over ZeroMQ
+
+
+class Train(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """A task of a client. `pace_step_s` and `pace_total_s` are host seconds; 0 means full speed."""
+
+    task: int
+    client: int
+    variant: str
+    stage: str
+    kept: str | None
+    pace_step_s: float = 0.0
+    pace_total_s: float = 0.0
+
+
+class Evaluate(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Measure a model. Its tensors come with the message, or are those that a client kept."""
+
+    task: int
+    variant: str
+    kept: str | None
+    prefix: str
+    local_client: int | None
+    batch: int
+
+
+class Measure(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """The reference time of one pass, hot and alone: `train` with an optimiser step if `optimise`."""
+
+    task: int
+    variant: str
+    kind: Literal["train", "forward", "parameters"]
+    part: Part
+    samples: int
+    optimise: bool
+
+
+class Leave(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """End in order."""
+
+
+ToWorker = Train | Evaluate | Measure | Leave
+to_worker = msgspec.msgpack.Decoder(ToWorker)
+
+
+# worker -> broker
+
+
+class Hello(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    worker: str
+    pid: int
+
+
+class Trained(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    task: int
+    keep: str | None
+    metrics: dict[str, float]
+    steps: int
+    samples: int
+    seconds: float  # wall time of the compute phase
+    cpu_s: float
+    throttled_s: float | None
+    peak_bytes: int | None
+    anon_bytes: int | None
+    gpu_peak_bytes: int | None = None
+    gpu_w: float | None = None
+
+
+class Evaluated(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    task: int
+    samples: int
+    accuracy: float
+    loss: float
+
+
+class Measured(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    task: int
+    seconds: float
+
+
+class Failed(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    task: int
+    kind: Literal["oom", "crash"]
+    detail: str
+
+
+FromWorker = Hello | Trained | Evaluated | Measured | Failed
+from_worker = msgspec.msgpack.Decoder(FromWorker)
+
+
+# broker <-> zygote, over a socket pair
+
+
+class Configure(Struct, frozen=True, tag=True):
+    setup: str
+
+
+class Spawn(Struct, frozen=True, kw_only=True, tag=True):
+    worker: str
+    title: str
+    plan: LimitPlan
+    one_task: bool
+
+
+class Kill(Struct, frozen=True, tag=True):
+    worker: str
+
+
+ToZygote = Configure | Spawn | Kill
+to_zygote = msgspec.msgpack.Decoder(ToZygote)
+
+
+class Ready(Struct, frozen=True, tag=True):
+    backend: str
+
+
+class Spawned(Struct, frozen=True, tag=True):
+    worker: str
+    pid: int
+    caps: tuple[Cap, ...]
+
+
+class Exited(Struct, frozen=True, tag=True):
+    worker: str
+    status: int  # negative: the signal that ended it
+    oom: bool
+
+
+class Trouble(Struct, frozen=True, tag=True):
+    """The zygote could not do what it was told."""
+
+    worker: str | None
+    text: str
+
+
+FromZygote = Ready | Spawned | Exited | Trouble
+from_zygote = msgspec.msgpack.Decoder(FromZygote)

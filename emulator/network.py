@@ -1,0 +1,95 @@
+"""Transfers on the timeline: bytes over rates, the server's link shared by those who use it at once.
+
+A pipe is one direction of the server's link. The transfers in it share its capacity max-min fairly, each limited by
+its own client's link; latency, jitter and loss are drawn once per transfer. Nothing here is slept through.
+"""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import Struct
+
+from fleetbed.emulator.randomness import numpy_rng
+from fleetbed.profiles.types import Link
+
+SEGMENT_BYTES = 1460  # TCP payload of an Ethernet frame
+
+
+class Transfer(Struct):
+    task: int
+    client: int
+    remaining_bits: float
+    limit_bit_s: float  # the client's own link in this direction
+    delay_s: float  # latency, jitter and stalls, spent after the last bit has left
+    rate_bit_s: float = 0.0
+
+
+class Pipe(Struct):
+    """One direction of the server's link. State is plain data, so a checkpoint can hold it."""
+
+    capacity_bit_s: float
+    clock_s: float = 0.0
+    transfers: list[Transfer] = []
+
+    def start(self, now_s: float, transfer: Transfer) -> None:
+        self._advance(now_s)
+        self.transfers.append(transfer)
+        self._share()
+
+    def next_s(self) -> float:
+        """When the next transfer has sent its last bit; infinity if there is none."""
+        return min((self._end_s(t) for t in self.transfers), default=math.inf)
+
+    def finish(self) -> Transfer:
+        """Take out the transfer that ends next (ties by client and task, never by arrival)."""
+        done = min(self.transfers, key=lambda t: (self._end_s(t), t.client, t.task))
+        self._advance(self._end_s(done))
+        self.transfers.remove(done)
+        self._share()
+        return done
+
+    def drop(self, now_s: float, task: int) -> None:
+        """Forget a transfer whose client has gone."""
+        self._advance(now_s)
+        self.transfers = [t for t in self.transfers if t.task != task]
+        self._share()
+
+    def _end_s(self, transfer: Transfer) -> float:
+        return self.clock_s + transfer.remaining_bits / transfer.rate_bit_s
+
+    def _advance(self, now_s: float) -> None:
+        elapsed = now_s - self.clock_s
+        for transfer in self.transfers:
+            transfer.remaining_bits = max(0.0, transfer.remaining_bits - transfer.rate_bit_s * elapsed)
+        self.clock_s = now_s
+
+    def _share(self) -> None:
+        """Max-min fairness: the slowest links are filled first, what they leave goes to the others."""
+        left = self.capacity_bit_s
+        ordered = sorted(self.transfers, key=lambda t: (t.limit_bit_s, t.client, t.task))
+        for position, transfer in enumerate(ordered):
+            transfer.rate_bit_s = min(transfer.limit_bit_s, left / (len(ordered) - position))
+            left -= transfer.rate_bit_s
+
+
+def transfer(
+    link: Link, *, up: bool, size_bytes: int, server: Link, seed: int, client: int, task: int
+) -> Transfer:
+    """A transfer with its randomness drawn: keyed by client, task and direction.
+
+    Half a round trip of each end and the jitter of the client's link delay it. Lost segments are sent again;
+    selective repeat recovers a burst per round trip, so n losses stall it for log2(1 + n) round trips.
+    """
+    rng = numpy_rng(seed, client, task, "up" if up else "down")
+    jitter_s = abs(rng.normal(0.0, link.jitter_ms / 1e3)) if link.jitter_ms else 0.0
+    segments = math.ceil(size_bytes / SEGMENT_BYTES)
+    lost = int(rng.binomial(segments, link.loss)) if link.loss else 0
+    rtt_s = (link.rtt_ms + server.rtt_ms) / 1e3
+    return Transfer(
+        task=task,
+        client=client,
+        remaining_bits=8.0 * (size_bytes + lost * SEGMENT_BYTES),
+        limit_bit_s=1e6 * (link.up_mbit_s if up else link.down_mbit_s),
+        delay_s=rtt_s / 2 + jitter_s + rtt_s * math.log2(1 + lost),
+    )
