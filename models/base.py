@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from msgspec import Struct
 from torch import Tensor, nn
 
+from fleetbed.profiles.errors import BadInput
+
 Tensors = dict[str, Tensor]
 Section = Literal["extractor", "intermediate", "classifier"]
-Index = tuple[Tensor | None, ...]  # per dimension: the rows that a variant takes of the full tensor, None is all
+Index = tuple[
+    Tensor | None, ...
+]  # per dimension: the rows that a variant takes of the full tensor, None is all
 
 
 class InputSpec(Struct, frozen=True):
@@ -23,8 +29,16 @@ class InputSpec(Struct, frozen=True):
     vocabulary: int = 0
 
 
+class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The options of a family; one that has any derives its own type."""
+
+
 class Net(nn.Module, ABC):
     """A model with its cut points: logits = classify(intermediate(extract(x)))."""
+
+    #: the top-level names of the first and of the last section; everything between them is intermediate
+    extractor_parts: ClassVar[frozenset[str]]
+    classifier_parts: ClassVar[frozenset[str]]
 
     @abstractmethod
     def extract(self, x: Tensor) -> Tensor:
@@ -39,12 +53,26 @@ class Net(nn.Module, ABC):
         """The last layer: logits before the softmax."""
 
     @abstractmethod
-    def section(self, name: str) -> Section:
-        """The section that the parameter or buffer `name` belongs to."""
-
-    @abstractmethod
     def stages(self, x: Tensor) -> dict[str, Tensor]:
         """The activations after each stage, by name, from shallow to deep (for CKA per stage)."""
+
+    def initialise(self) -> None:
+        """Fill every parameter and buffer, drawing from torch's global generator."""
+        for module in self.modules():
+            self.initialise_module(module)
+
+    def initialise_module(self, module: nn.Module) -> None:
+        """A layer as torch initialises it; a model that does it otherwise overrides this for such layers."""
+        reset = getattr(module, "reset_parameters", None)
+        if callable(reset):
+            reset()
+
+    def section(self, name: str) -> Section:
+        """The section that the parameter or buffer `name` belongs to."""
+        part = name.split(".", 1)[0]
+        if part in self.extractor_parts:
+            return "extractor"
+        return "classifier" if part in self.classifier_parts else "intermediate"
 
     def features(self, x: Tensor) -> Tensor:
         return self.intermediate(self.extract(x))
@@ -56,26 +84,100 @@ class Net(nn.Module, ABC):
 class Family(ABC):
     """A handful of variants of one model, from the smallest to the largest."""
 
-    name: str
+    name: ClassVar[str]
+    #: whether variants share tensors by name with the largest one; else weights cannot be averaged across them
+    shared: ClassVar[bool]
+    reads: ClassVar[Literal["images", "text"]] = "images"
+    options_type: ClassVar[type[Options]] = Options
     variants: tuple[str, ...]
-    #: whether variants share tensors by name with the largest one; without it weights cannot be averaged across them
-    shared: bool
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+    @property
+    def smallest_image(self) -> int:
+        """The height and width that an image must have at least."""
+        return 1
 
     @abstractmethod
+    def make(self, variant: str, spec: InputSpec) -> Net:
+        """The model as its constructor leaves it; `build` and `empty` are what others call."""
+
     def build(self, variant: str, spec: InputSpec) -> Net:
         """A fresh model, initialised from torch's global generator (seed it before)."""
+        net = self.empty(variant, spec)
+        net.initialise()
+        return net
 
-    @abstractmethod
+    def empty(self, variant: str, spec: InputSpec) -> Net:
+        """A model whose tensors hold arbitrary values, for weights that are loaded into it: initialising what
+        they replace would take longer than all the rest."""
+        return self.outline(variant, spec).to_empty(device="cpu")
+
+    def outline(self, variant: str, spec: InputSpec) -> Net:
+        """A model without memory (on the meta device): names and shapes only."""
+        self.check_variant(variant)
+        self.check_input(spec)
+        with torch.device("meta"):
+            return self.make(variant, spec)
+
     def index(self, variant: str, spec: InputSpec, shift: int = 0) -> dict[str, Index]:
         """Which part of which tensor of the largest variant this variant holds.
 
-        `shift` moves the channel windows of width families (FedRolex); depth families ignore it.
+        `shift` moves the channel windows of width families (FedRolex); depth families ignore it. Where variants
+        do not share tensors (`shared` is false) the answer is about the variant itself.
         """
+        del shift
+        tensors = self.outline(variant, spec).state_dict()
+        return {name: (None,) * tensor.ndim for name, tensor in tensors.items()}
 
-    def cross_layers(self, names: Mapping[str, Tensor]) -> dict[str, str]:
+    def cross_layers(self, names: Iterable[str]) -> dict[str, str]:
         """InCo: the layers among `names` that take a cross-layer gradient, each with its base layer."""
         del names
         return {}
+
+    def narrow(self, variants: tuple[str, ...]) -> Family:
+        """The same family with these variants only, in the family's order; all of them where none is named."""
+        for variant in variants:
+            self.check_variant(variant)
+        narrowed = copy.copy(self)
+        if variants:
+            narrowed.variants = tuple(v for v in self.variants if v in variants)
+        return narrowed
+
+    def check_variant(self, variant: str) -> None:
+        if variant not in self.variants:
+            raise BadInput(
+                f"{self.name} has no variant {variant!r}{suggestion(variant, self.variants)}; "
+                f"its variants are {', '.join(self.variants)}"
+            )
+
+    def check_input(self, spec: InputSpec) -> None:
+        """Raise BadInput where a model of this family cannot take such data."""
+        if spec.classes < 2:
+            raise BadInput(f"{self.name} needs data of at least 2 classes, found {spec.classes}")
+        found = "images" if len(spec.shape) == 3 else "text"
+        if found != self.reads:
+            raise BadInput(
+                f"{self.name} reads {self.reads}, the data is {found} (shape {spec.shape}): "
+                f"choose another model.family or data.name"
+            )
+        smallest = self.smallest_image
+        if found == "images" and min(spec.shape[1:]) < smallest:
+            raise BadInput(
+                f"{self.name} needs images of at least {smallest}x{smallest}, found "
+                f"{spec.shape[1]}x{spec.shape[2]}: set data.image_size to {smallest} or more"
+            )
+        if found == "text" and spec.vocabulary < 1:
+            raise BadInput(
+                f"{self.name} needs text with a vocabulary of at least 1 word, found {spec.vocabulary}"
+            )
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """`, did you mean 'x'?` where a known name is near, for the middle of a sentence."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f", did you mean {near[0]!r}?" if near else ""
 
 
 def gather(full: Mapping[str, Tensor], index: Mapping[str, Index]) -> Tensors:
@@ -93,14 +195,38 @@ def _take(tensor: Tensor, parts: Index) -> Tensor:
 def scatter_add(into: Tensors, part: Mapping[str, Tensor], index: Mapping[str, Index]) -> None:
     """Add a variant's tensors in place where they belong in the full ones."""
     for name, parts in index.items():
-        if all(rows is None for rows in parts):
-            into[name] += part[name]
-        else:
-            grid = torch.meshgrid(
-                *(
-                    torch.arange(size) if rows is None else rows
-                    for size, rows in zip(into[name].shape, parts, strict=True)
-                ),
-                indexing="ij",
-            )
-            into[name].index_put_(grid, part[name].to(into[name].dtype), accumulate=True)
+        full, piece = into[name], part[name].to(into[name].dtype)
+        leading = max((dim + 1 for dim, rows in enumerate(parts) if rows is not None), default=0)
+        if leading == 0:
+            full += piece
+            continue
+        # Trailing whole dimensions (a convolution's kernel) are left out of the grid, which would else be larger
+        # than the tensor. No row is named twice: reading, adding and writing back is the same as accumulating.
+        rows = (torch.arange(full.shape[d]) if (r := parts[d]) is None else r for d in range(leading))
+        grid = torch.meshgrid(*rows, indexing="ij")
+        full.index_put_(grid, full[grid] + piece)
+
+
+def load_tensors(net: nn.Module, tensors: Mapping[str, Tensor], source: str = "the checkpoint") -> None:
+    """Copy `tensors` into the model; BadInput names those that are missing, unknown or of another shape."""
+    own = net.state_dict()
+    problems = [
+        *(f"{name} is missing" for name in own if name not in tensors),
+        *(f"{name} is unknown to the model" for name in tensors if name not in own),
+        *(
+            f"{name} is {_shape(tensor)} and should be {_shape(own[name])}"
+            for name, tensor in tensors.items()
+            if name in own and tensor.shape != own[name].shape
+        ),
+    ]
+    if problems:
+        more = f", and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise BadInput(
+            f"{source} does not match the model: {'; '.join(problems[:5])}{more}; "
+            f"load it into the family, variant, options and classes that it was saved from"
+        )
+    net.load_state_dict(tensors)
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "a scalar"

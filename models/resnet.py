@@ -1,0 +1,208 @@
+"""ResNets cut by depth, by width, or by both, from torchvision's basic blocks.
+
+A variant holds the first blocks of each stage and a window of each layer's channels, so every tensor of it is a
+part of the tensor with the same name in the largest variant. Layers of the same width share one window: what a
+residual addition adds is aligned, and batch norm and the inputs of the next layer follow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from math import ceil
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fleetbed.models.base import Family, Index, InputSpec, Net, Options
+from fleetbed.models.vision import torchvision
+from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.types import Count
+
+Stem = Literal["7x7", "3x3"]
+
+DEPTHS = {
+    "resnet10": (1, 1, 1, 1),
+    "resnet14": (1, 1, 2, 2),
+    "resnet18": (2, 2, 2, 2),
+    "resnet22": (2, 2, 3, 3),
+    "resnet26": (3, 3, 3, 3),
+}
+RATES = {"sixteenth": 1 / 16, "eighth": 1 / 8, "quarter": 1 / 4, "half": 1 / 2, "full": 1.0}
+
+
+class ResNetOptions(Options, frozen=True, kw_only=True):
+    """`base_width` is the width of the first stage, doubled in each of the next three; `stem` is ImageNet's 7x7
+    of stride 2 with max-pooling, or a 3x3 of stride 1 without it, which keeps small images large."""
+
+    base_width: Count = 64
+    stem: Stem = "7x7"
+
+
+class Cut(NamedTuple):
+    """What a variant holds of the largest one: blocks per stage and the part of each layer's channels."""
+
+    blocks: tuple[int, ...]
+    rate: float = 1.0
+
+
+class ResNet(Net):
+    """torchvision's ResNet of basic blocks, with free depths and widths and the same tensor names."""
+
+    extractor_parts = frozenset({"conv1", "bn1"})
+    classifier_parts = frozenset({"fc"})
+
+    def __init__(
+        self, blocks: tuple[int, ...], widths: tuple[int, ...], stem: Stem, channels: int, classes: int
+    ) -> None:
+        super().__init__()
+        if stem == "7x7":
+            self.conv1 = nn.Conv2d(channels, widths[0], 7, stride=2, padding=3, bias=False)
+            self.maxpool: nn.Module = nn.MaxPool2d(3, stride=2, padding=1)
+        else:
+            self.conv1 = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
+            self.maxpool = nn.Identity()
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        self.relu = nn.ReLU(inplace=True)
+        self.layer1 = _stage(blocks[0], widths[0], widths[0], stride=1)
+        self.layer2 = _stage(blocks[1], widths[0], widths[1], stride=2)
+        self.layer3 = _stage(blocks[2], widths[1], widths[2], stride=2)
+        self.layer4 = _stage(blocks[3], widths[2], widths[3], stride=2)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(widths[3], classes)
+
+    def initialise_module(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        else:
+            super().initialise_module(module)
+
+    def extract(self, x: Tensor) -> Tensor:
+        s: Tensor = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        return s
+
+    def intermediate(self, s: Tensor) -> Tensor:
+        maps = self.layer4(self.layer3(self.layer2(self.layer1(s))))
+        f: Tensor = self.avgpool(maps).flatten(1)
+        return f
+
+    def classify(self, f: Tensor) -> Tensor:
+        logits: Tensor = self.fc(f)
+        return logits
+
+    def stages(self, x: Tensor) -> dict[str, Tensor]:
+        maps = {"stem": self.extract(x)}
+        for name in ("layer1", "layer2", "layer3", "layer4"):
+            maps[name] = self.get_submodule(name)(list(maps.values())[-1])
+        return maps
+
+
+def _stage(blocks: int, inputs: int, width: int, stride: int) -> nn.Sequential:
+    basic = torchvision.models.resnet.BasicBlock
+    shortcut = None
+    if stride != 1 or inputs != width:
+        shortcut = nn.Sequential(
+            nn.Conv2d(inputs, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width)
+        )
+    first = basic(inputs, width, stride, shortcut)
+    return nn.Sequential(first, *(basic(width, width) for _ in range(blocks - 1)))
+
+
+class ResNetFamily(Family):
+    """What the three families share; they differ in their table of cuts."""
+
+    shared = True
+    options_type = ResNetOptions
+    options: ResNetOptions
+    cuts: ClassVar[dict[str, Cut]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.variants = tuple(cls.cuts)
+
+    @property
+    def smallest_image(self) -> int:
+        return int(self.options.stem[0])  # the stem's kernel lies within the image
+
+    def widths(self, variant: str) -> tuple[int, ...]:
+        """The channels of the four stages; the stem has those of the first."""
+        rate = self.cuts[variant].rate
+        return tuple(ceil(rate * self.options.base_width * 2**stage) for stage in range(4))
+
+    def make(self, variant: str, spec: InputSpec) -> Net:
+        return ResNet(
+            self.cuts[variant].blocks, self.widths(variant), self.options.stem, spec.shape[0], spec.classes
+        )
+
+    def index(self, variant: str, spec: InputSpec, shift: int = 0) -> dict[str, Index]:
+        windows = [
+            _window(part, full, shift)
+            for part, full in zip(self.widths(variant), self.widths(self.variants[-1]), strict=True)
+        ]
+        tensors = self.outline(variant, spec).state_dict()
+        return {name: _rows(name, windows)[: t.ndim] + (None,) * (t.ndim - 2) for name, t in tensors.items()}
+
+    def cross_layers(self, names: Iterable[str]) -> dict[str, str]:
+        known = set(names)
+        found = {}
+        for name in known:
+            match = re.fullmatch(r"(layer\d)\.([1-9]\d*)\.conv[12]\.weight", name)
+            if match and (base := f"{match[1]}.0.conv2.weight") in known:
+                found[name] = base
+        return found
+
+    def narrow(self, variants: tuple[str, ...]) -> Family:
+        family = super().narrow(variants)
+        largest = self.cuts[family.variants[-1]]
+        for variant in family.variants:
+            cut = self.cuts[variant]
+            deeper = any(own > held for own, held in zip(cut.blocks, largest.blocks, strict=True))
+            if deeper or cut.rate > largest.rate:
+                raise BadInput(
+                    f"model.variants of {self.name}: {variant} is not a part of {family.variants[-1]}, the largest "
+                    f"one named, so its weights have no place in the server's model: name one that holds both"
+                )
+        return family
+
+
+def _window(part: int, full: int, shift: int) -> Tensor | None:
+    """`part` of `full` channels from `shift` on, wrapping around; all of them are None."""
+    return None if part == full else (torch.arange(part) + shift) % full
+
+
+def _rows(name: str, windows: list[Tensor | None]) -> Index:
+    """The rows of a tensor's first two dimensions: output and input channels."""
+    if name.startswith("fc."):
+        return (None, windows[3]) if name == "fc.weight" else (None,)
+    match = re.match(r"layer(\d)\.(\d+)\.(conv1|downsample)?", name)
+    if match is None:  # the stem
+        return (windows[0], None)
+    stage = int(match[1]) - 1
+    opens = stage > 0 and match[2] == "0" and match[3]  # these read what the stage before gives
+    return (windows[stage], windows[stage - 1 if opens else stage])
+
+
+class ResNetStage(ResNetFamily):
+    """Stage splitting: the first blocks of each stage, at full width."""
+
+    name = "resnet-stage"
+    cuts: ClassVar = {name: Cut(blocks) for name, blocks in DEPTHS.items()}
+
+
+class ResNetWidth(ResNetFamily):
+    """Hetero splitting: all blocks, a window of the channels."""
+
+    name = "resnet-width"
+    cuts: ClassVar = {f"resnet26-{name}": Cut(DEPTHS["resnet26"], rate) for name, rate in RATES.items()}
+
+
+class ResNetGrid(ResNetFamily):
+    """Depth and width together. By parameters and by FLOPs the order is the same: width first, then depth."""
+
+    name = "resnet-grid"
+    cuts: ClassVar = {
+        f"{depth}-{width}": Cut(blocks, RATES[width])
+        for width in ("quarter", "half", "full")
+        for depth, blocks in DEPTHS.items()
+    }
