@@ -215,9 +215,7 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
             else sorted(p.parent for p in folder.glob(f"*/{DATABASE}"))
         )
         if not below:
-            raise BadInput(
-                f"{path}: no run, there is no {DATABASE} in it or directly below it; {WHAT_TO_GIVE}."
-            )
+            raise BadInput(f"{path}: no run, there is no {DATABASE} in it or just below it; {WHAT_TO_GIVE}.")
         found.update(dict.fromkeys(below))
     return list(found)
 
@@ -244,8 +242,8 @@ def open_run(folder: Path) -> Run:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    # Without a write-ahead log beside it nothing is pending and nobody writes: reading it as immutable then works
-    # on a read-only disk too and leaves no files behind, as mode=ro alone would.
+    # Without a write-ahead log beside it nothing is pending and nobody writes: reading it as immutable
+    # then works on a read-only disk too and leaves no files behind, as mode=ro alone would.
     log = path.with_name(path.name + "-wal")
     mode = "mode=ro" if log.exists() else "mode=ro&immutable=1"
     return sqlite3.connect(f"file:{quote(str(path.resolve()))}?{mode}", uri=True, isolation_level=None)
