@@ -1,0 +1,152 @@
+"""Cgroup trees: where we stand in them, and how folders in them are made, filled and removed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+from fleetbed.emulator.limits.owner import PROC, is_leftover
+from fleetbed.profiles.errors import FleetbedError
+
+CONTROLLERS = frozenset({"cpu", "memory"})
+REMOVE_TRIES = 200
+REMOVE_PAUSE_S = 0.01
+
+
+class Place(Struct, frozen=True):
+    """Our own place in one mounted hierarchy."""
+
+    version: int
+    controllers: frozenset[str]  # of the hierarchy (v1), or of our own group (v2)
+    mount: Path
+    own: Path
+
+
+def places(proc: Path = PROC) -> list[Place]:
+    """Our own group in each mounted hierarchy, as far as it can be seen from here."""
+    groups = {}
+    for line in (proc / "self/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        groups[frozenset(filter(None, names.split(",")))] = path
+    found = []
+    for line in (proc / "self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        fields, (kind, _, options) = before.split(), after.split(maxsplit=2)
+        if kind not in ("cgroup", "cgroup2"):
+            continue
+        mounted = frozenset() if kind == "cgroup2" else frozenset(options.split(","))
+        group = next((g for g in groups if g <= mounted and bool(g) == bool(mounted)), None)
+        if group is None:
+            continue
+        root, mount = fields[3], Path(fields[4])
+        inside = os.path.relpath(groups[group], root)
+        if inside.startswith(".."):  # a container that sees the mount but not its own group in it
+            continue
+        own = mount / inside
+        if kind == "cgroup2":
+            found.append(Place(2, frozenset(read_words(own / "cgroup.controllers")), mount, own))
+        else:
+            found.append(Place(1, group, mount, own))
+    return found
+
+
+def write(path: Path, value: str | int) -> None:
+    """Write a control file in one call and without creating it, as the kernel wants it."""
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, str(value).encode())
+    finally:
+        os.close(fd)
+
+
+def read_words(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
+def read_entry(path: Path, key: str) -> int | None:
+    """The value beside `key` in a flat-keyed file such as memory.stat."""
+    for line in path.read_text().splitlines():
+        name, _, value = line.partition(" ")
+        if name == key:
+            return int(value)
+    return None
+
+
+def upwards(folder: Path, mount: Path) -> Iterator[Path]:
+    """`folder` and its ancestors up to the mount point: the groups whose limits hold for it."""
+    while folder.is_relative_to(mount):
+        yield folder
+        folder = folder.parent
+
+
+def members(folder: Path) -> list[int]:
+    return [int(pid) for pid in read_words(folder / "cgroup.procs")]
+
+
+def make(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+
+
+def drop(folder: Path) -> None:
+    folder.rmdir()
+
+
+def remove(folder: Path) -> None:
+    """Kill whoever is in the folder or below, and remove it. Bounded: a process may hang in the kernel."""
+    for _ in range(REMOVE_TRIES):
+        below = [Path(path) for path, _, _ in os.walk(folder, topdown=False)]
+        for group in below:
+            for pid in members(group):
+                _kill(pid)
+        try:
+            for group in below:
+                drop(group)
+        except FileNotFoundError:
+            continue  # someone else removes it at the same time
+        except PermissionError:
+            raise
+        except OSError:
+            time.sleep(REMOVE_PAUSE_S)  # the dying are still in it
+            continue
+        return
+    if folder.exists():
+        raise FleetbedError(
+            f"the cgroup {folder} could not be removed: the processes {members(folder)} do not die; "
+            f"once they are gone, remove it with: rmdir {folder}"
+        )
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):  # it went by itself
+        os.kill(pid, signal.SIGKILL)
+
+
+def leftovers(proc: Path = PROC) -> list[Path]:
+    """The folders of runs whose owner has died, wherever in the trees they were nested."""
+    found = []
+    for mount in {
+        place.mount for place in places(proc) if place.controllers & CONTROLLERS or place.version == 2
+    }:
+        for path, names, _ in os.walk(mount):
+            dead = [name for name in names if is_leftover(name, proc)]
+            found += [Path(path) / name for name in dead]
+            names[:] = [name for name in names if name not in dead]
+    return found
+
+
+def clean_leftovers() -> list[str]:
+    """Remove what killed runs left behind; those of other users stay."""
+    cleaned = []
+    for folder in leftovers():
+        try:
+            remove(folder)
+        except PermissionError:
+            continue
+        cleaned.append(str(folder))
+    return cleaned

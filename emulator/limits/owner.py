@@ -1,0 +1,46 @@
+"""Whose cgroups these are: a run's folder is named after its owner, to tell leftovers from live runs.
+
+A name is `fleetbed-<boot>-<pid>-<start time>.<run>`. Pid and start time name a process once and for all
+within one boot and one pid namespace, and <boot> is a hash of these two: a folder with another hash was made
+from inside another container, and is not ours to judge.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+PROC = Path("/proc")
+_NAME = re.compile(r"fleetbed-([0-9a-f]{8})-(\d+)-(\d+)\..+")
+
+
+def folder_name(run: str, proc: Path = PROC) -> str:
+    pid = os.getpid()
+    safe = re.sub(r"[^\w-]", "_", run) or "run"
+    return f"fleetbed-{_boot(proc)}-{pid}-{_start_time(pid, proc)}.{safe}"
+
+
+def is_leftover(name: str, proc: Path = PROC) -> bool:
+    """Whether this is the folder of a run of this boot whose owner has died."""
+    match = _NAME.fullmatch(name)
+    if match is None or match[1] != _boot(proc):
+        return False
+    return _start_time(int(match[2]), proc) != int(match[3])
+
+
+def _boot(proc: Path) -> str:
+    boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
+    namespace = os.readlink(proc / "self/ns/pid")
+    return hashlib.blake2b(f"{boot} {namespace}".encode(), digest_size=4).hexdigest()
+
+
+def _start_time(pid: int, proc: Path) -> int | None:
+    """In clock ticks since boot; None if there is no such process, or only its unreaped corpse."""
+    try:
+        stat = (proc / str(pid) / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat[stat.rindex(")") + 2 :].split()  # the command name may hold blanks and brackets
+    return None if fields[0] in "ZX" else int(fields[19])

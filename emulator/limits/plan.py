@@ -1,0 +1,72 @@
+"""What a client may use, and what the kernel said to it: plain data, decided without touching anything."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+Status = Literal["enforced", "modelled", "unavailable"]
+
+PERIOD_US = 100_000
+LONGEST_PERIOD_US = 1_000_000
+SMALLEST_QUOTA_US = 1_000
+
+
+class GpuPlan(Struct, frozen=True):
+    """A part of one card: the share of its multiprocessors and the memory that may be allocated on it."""
+
+    share: float
+    memory_bytes: int
+    index: int = 0
+
+
+class LimitPlan(Struct, frozen=True):
+    """The limits of one client. None leaves a knob open; it is still metered."""
+
+    name: str
+    memory_bytes: int | None = None
+    cpu_cores: float | None = None  # the ceiling, twice the share that the client is paced to
+    gpu: GpuPlan | None = None
+
+
+class Cap(Struct, frozen=True):
+    """What became of one knob of a plan: asked, and read back after it was written."""
+
+    knob: str
+    status: Status
+    backend: str
+    asked: float | None
+    got: float | None
+    unit: str
+    note: str = ""
+
+
+class Usage(Struct, frozen=True):
+    """What a client has used since it joined (CPU) and since its peak was last reset (memory)."""
+
+    cpu_s: float
+    throttled_s: float
+    peak_bytes: int
+    anon_bytes: int
+
+
+class Quota(Struct, frozen=True):
+    quota_us: int
+    period_us: int
+
+    @property
+    def cores(self) -> float:
+        return self.quota_us / self.period_us
+
+
+def quota_for(cores: float) -> Quota:
+    """The CFS quota of a ceiling in cores.
+
+    The kernel takes no quota under 1 ms, so a tiny share gets a longer period, and the tiniest ones the
+    smallest ceiling there is.
+    """
+    period = PERIOD_US
+    if cores * period < SMALLEST_QUOTA_US:
+        period = min(LONGEST_PERIOD_US, round(SMALLEST_QUOTA_US / cores))
+    return Quota(max(SMALLEST_QUOTA_US, round(cores * period)), period)

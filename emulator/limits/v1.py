@@ -1,0 +1,89 @@
+"""Memory and CPU by cgroup v1, where each controller has a tree of its own."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+from fleetbed.emulator.limits.cgroup import read_entry, upwards, write
+from fleetbed.emulator.limits.knobs import judged
+from fleetbed.emulator.limits.plan import Cap, quota_for
+
+BACKEND = "cgroup v1"
+
+
+class MemoryV1:
+    """The kernel charges pages added and inherited pages written; pages inherited and only read are free."""
+
+    def __init__(self, folder: Path, limit_bytes: int | None) -> None:
+        self._folder = folder
+        self.cap = None if limit_bytes is None else self._limit(limit_bytes)
+
+    def _limit(self, asked: int) -> Cap:
+        file = self._folder / "memory.limit_in_bytes"
+        pages = -(-asked // mmap.PAGESIZE)  # the kernel rounds down, and a client must not die below its cap
+        write(file, pages * mmap.PAGESIZE)
+        with_swap = self._folder / "memory.memsw.limit_in_bytes"
+        note = ""
+        if with_swap.exists():
+            write(with_swap, pages * mmap.PAGESIZE)
+        else:
+            note = "swap is not accounted by this kernel: a client may swap beyond its cap"
+        outer = read_entry(self._folder / "memory.stat", "hierarchical_memory_limit")
+        if outer is not None and outer < asked:
+            note = f"an outer group allows only {outer} bytes"
+        return judged("memory", BACKEND, asked, int(file.read_text()), "bytes", note)
+
+    def enter(self) -> None:
+        pass
+
+    def peak_bytes(self) -> int:
+        return int((self._folder / "memory.max_usage_in_bytes").read_text())
+
+    def anon_bytes(self) -> int:
+        return read_entry(self._folder / "memory.stat", "rss") or 0
+
+    def reset_peak(self) -> bool:
+        write(self._folder / "memory.max_usage_in_bytes", 0)
+        return True
+
+    def oom_kills(self) -> int:
+        return read_entry(self._folder / "memory.oom_control", "oom_kill") or 0
+
+
+class CpuV1:
+    """A CFS quota as the ceiling for code that does not pace itself."""
+
+    def __init__(self, folder: Path, mount: Path, cores: float | None) -> None:
+        self._folder = folder
+        self.cap = None if cores is None else self._limit(cores, mount)
+
+    def _limit(self, asked: float, mount: Path) -> Cap:
+        # v1 refuses a group more than its parents have, so an outer quota that is lower becomes ours
+        outer = min(
+            (c for g in upwards(self._folder.parent, mount) if (c := _cores(g)) is not None), default=None
+        )
+        allowed = asked if outer is None else min(asked, outer)
+        quota = quota_for(allowed)
+        write(self._folder / "cpu.cfs_period_us", quota.period_us)
+        write(self._folder / "cpu.cfs_quota_us", quota.quota_us)
+        got = _cores(self._folder)
+        if got is None:
+            return Cap(
+                "cpu", "unavailable", BACKEND, asked, None, "cores", "the kernel did not keep the quota"
+            )
+        note = (
+            f"an outer group allows only {outer:g} cores" if allowed < asked else "the ceiling above pacing"
+        )
+        if got > asked * 1.01:
+            note = "the smallest ceiling that the kernel takes; pacing alone holds the client below it"
+        return Cap("cpu", "enforced", f"pacing, {BACKEND} quota", asked, got, "cores", note)
+
+    def throttled_s(self) -> float:
+        return (read_entry(self._folder / "cpu.stat", "throttled_time") or 0) / 1e9
+
+
+def _cores(folder: Path) -> float | None:
+    file = folder / "cpu.cfs_quota_us"
+    quota = int(file.read_text()) if file.exists() else -1
+    return None if quota < 0 else quota / int((folder / "cpu.cfs_period_us").read_text())

@@ -1,0 +1,156 @@
+"""Memory and CPU by cgroup v2: one tree, where a group holds either processes or groups with controllers."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from fleetbed.emulator.limits import cgroup
+from fleetbed.emulator.limits.cgroup import members, read_entry, read_words, upwards, write
+from fleetbed.emulator.limits.knobs import judged
+from fleetbed.emulator.limits.plan import Cap, quota_for
+
+BACKEND = "cgroup v2"
+HOST_LEAF = "fleetbed-host"  # where the processes of a delegated group go while it has limited children
+
+
+class MemoryV2:
+    def __init__(self, folder: Path, mount: Path, limit_bytes: int | None) -> None:
+        self._folder = folder
+        self._peak: int | None = None
+        self.cap = None if limit_bytes is None else self._limit(limit_bytes, mount)
+
+    def _limit(self, asked: int, mount: Path) -> Cap:
+        file = self._folder / "memory.max"
+        pages = -(-asked // mmap.PAGESIZE)  # the kernel rounds down, and a client must not die below its cap
+        write(file, pages * mmap.PAGESIZE)
+        swap = self._folder / "memory.swap.max"
+        note = ""
+        if swap.exists():
+            write(swap, 0)
+        else:
+            note = "swap is not accounted by this kernel: a client may swap beyond its cap"
+        outer = min(_limits(upwards(self._folder.parent, mount)), default=asked)
+        if outer < asked:
+            note = f"an outer group allows only {outer} bytes"
+        kept = file.read_text().strip()
+        return judged("memory", BACKEND, asked, float("inf") if kept == "max" else int(kept), "bytes", note)
+
+    def enter(self) -> None:
+        pass
+
+    def peak_bytes(self) -> int:
+        """Since the last reset (kernel 6.12) or since the client's birth (5.19); before, what is held now."""
+        if self._peak is not None:
+            return int(os.pread(self._peak, 32, 0))
+        file = self._folder / "memory.peak"
+        return int((file if file.exists() else self._folder / "memory.current").read_text())
+
+    def anon_bytes(self) -> int:
+        return read_entry(self._folder / "memory.stat", "anon") or 0
+
+    def reset_peak(self) -> bool:
+        """The kernel keeps one peak per open file, so the client opens its own and keeps it."""
+        try:
+            fd = self._peak if self._peak is not None else os.open(self._folder / "memory.peak", os.O_RDWR)
+        except (FileNotFoundError, PermissionError):  # before 5.19, before 6.12
+            return False
+        try:
+            os.pwrite(fd, b"reset", 0)
+        except OSError:  # before 6.12, as root
+            os.close(fd)
+            return False
+        self._peak = fd
+        return True
+
+    def oom_kills(self) -> int:
+        return read_entry(self._folder / "memory.events", "oom_kill") or 0
+
+
+class CpuV2:
+    """A CFS quota as the ceiling for code that does not pace itself."""
+
+    def __init__(self, folder: Path, cores: float | None) -> None:
+        self._folder = folder
+        self.cap = None if cores is None else self._limit(cores)
+
+    def _limit(self, asked: float) -> Cap:
+        quota = quota_for(asked)
+        file = self._folder / "cpu.max"
+        write(file, f"{quota.quota_us} {quota.period_us}")
+        kept, period = file.read_text().split()
+        if kept == "max":
+            return Cap(
+                "cpu", "unavailable", BACKEND, asked, None, "cores", "the kernel did not keep the quota"
+            )
+        got = int(kept) / int(period)
+        note = "the ceiling above pacing"
+        if got > asked * 1.01:
+            note = "the smallest ceiling that the kernel takes; pacing alone holds the client below it"
+        return Cap("cpu", "enforced", f"pacing, {BACKEND} quota", asked, got, "cores", note)
+
+    def throttled_s(self) -> float:
+        return (read_entry(self._folder / "cpu.stat", "throttled_usec") or 0) / 1e6
+
+
+def _limits(folders: Iterable[Path]) -> list[int]:
+    words = [read_words(folder / "memory.max") for folder in folders]
+    return [int(w[0]) for w in words if w and w[0] != "max"]
+
+
+def base_of(own: Path) -> Path:
+    """The group to nest below: our own, or the one that a run before us moved us out of."""
+    return own.parent if own.name == HOST_LEAF else own
+
+
+def enable(base: Path, controllers: frozenset[str]) -> None:
+    """Let the children of `base` have these controllers; raises OSError where that cannot be."""
+    missing = controllers - set(read_words(base / "cgroup.subtree_control"))
+    if not missing:
+        return
+    order = " ".join(f"+{name}" for name in sorted(missing))
+    try:
+        write(base / "cgroup.subtree_control", order)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        _evacuate(base)
+        write(base / "cgroup.subtree_control", order)
+
+
+def _evacuate(base: Path) -> None:
+    """Move the processes of `base` into a leaf beside the limited groups, if they are all of our family."""
+    me = psutil.Process()
+    family = {me.pid, *(p.pid for p in me.parents()), *(p.pid for p in me.children(recursive=True))}
+    strangers = sorted(set(members(base)) - family)
+    if strangers:
+        raise OSError(errno.EBUSY, f"the group {base} holds other processes too ({strangers[:5]})")
+    leaf = base / HOST_LEAF
+    cgroup.make(leaf)
+    while moving := members(base):  # again, for who forked meanwhile
+        for pid in moving:
+            _move(pid, leaf)
+
+
+def release(base: Path, controllers: frozenset[str]) -> None:
+    """Undo `enable` with its evacuation once the last run in `base` is over."""
+    leaf = base / HOST_LEAF
+    others = [path for path in base.glob("fleetbed-*") if path != leaf]
+    if others or not leaf.exists():
+        return
+    write(base / "cgroup.subtree_control", " ".join(f"-{name}" for name in sorted(controllers)))
+    while moving := members(leaf):
+        for pid in moving:
+            _move(pid, base)
+    cgroup.drop(leaf)
+
+
+def _move(pid: int, group: Path) -> None:
+    with suppress(ProcessLookupError):  # it ended meanwhile
+        write(group / "cgroup.procs", pid)
