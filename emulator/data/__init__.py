@@ -1,0 +1,35 @@
+"""Data sets: found by name, made fit once, shared by all clients without copies, and dealt out among them.
+
+folder = prepare(experiment.data)      # plain .npy files in the user's cache, made once
+dataset = open_dataset(folder)         # memory-mapped
+split = partition(dataset.y_train, dataset.y_test, dataset.spec.classes, experiment.data, clients, seed)
+x, y = dataset.batch("train", split.train[0][:16], rng)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fleetbed.emulator.data.dataset import Dataset, open_dataset
+    from fleetbed.emulator.data.partitions import partition
+    from fleetbed.emulator.data.split import Split
+    from fleetbed.emulator.data.store import prepare
+
+__all__ = ["Dataset", "Split", "open_dataset", "partition", "prepare"]
+
+_HOME = {
+    "Dataset": "dataset",
+    "Split": "split",
+    "open_dataset": "dataset",
+    "partition": "partitions",
+    "prepare": "store",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # on first use, because these modules import torch and the command line must start without it
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

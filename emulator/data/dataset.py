@@ -1,0 +1,81 @@
+"""A prepared data set, mapped into memory: opening it costs nothing and all processes share the same pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleetbed.emulator.data import augment
+from fleetbed.emulator.data.raw import SPLITS, Array, SplitName
+from fleetbed.emulator.data.store import Meta, is_whole, read_meta
+from fleetbed.models.base import InputSpec
+from fleetbed.profiles.errors import FleetbedError
+
+
+class Dataset:
+    """Samples and labels by index. Batches are made by numpy alone, so no thread of torch starts here."""
+
+    def __init__(self, meta: Meta, x: dict[SplitName, Array], y: dict[SplitName, Array]) -> None:
+        self.spec = InputSpec(meta.shape, meta.classes, meta.vocabulary)
+        self.y_train, self.y_test = y["train"], y["test"]
+        self._x, self._y = x, y
+        self._augment = frozenset(meta.augment)
+        self._scale, self._shift = _affine(meta)
+
+    def batch(
+        self, split: SplitName, indices: NDArray[np.int64], rng: np.random.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Inputs (float32 images, int64 tokens) and int64 labels; with `rng` the images are augmented.
+
+        Crop and flip happen to the pixels, cutout after normalisation, where 0 is the mean.
+        """
+        y = torch.from_numpy(self._y[split][indices])
+        x = self._x[split][indices]
+        if self.spec.vocabulary:
+            return torch.from_numpy(x.astype(np.int64)), y
+        if rng is not None and "crop" in self._augment:
+            x = augment.crop(x, rng)
+        if rng is not None and "flip" in self._augment:
+            x = augment.flip(x, rng)
+        values = x.astype(np.float32)
+        values *= self._scale
+        values += self._shift
+        if rng is not None and "cutout" in self._augment:
+            augment.cutout(values, rng)
+        return torch.from_numpy(values), y
+
+
+def open_dataset(folder: Path) -> Dataset:
+    """Open what `prepare` made."""
+    meta = read_meta(folder)
+    if meta is None or not is_whole(folder):
+        raise FleetbedError(
+            f"{folder} does not hold a whole prepared data set; start the run again to make it anew"
+        )
+    return Dataset(
+        meta,
+        {split: _mapped(folder / f"x_{split}.npy") for split in SPLITS},
+        {split: _mapped(folder / f"y_{split}.npy") for split in SPLITS},
+    )
+
+
+def _mapped(path: Path) -> Array:
+    # a plain view of the mapping: indexing the memmap class itself costs several microseconds more
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+
+
+def _affine(meta: Meta) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Pixel p becomes p * scale + shift: (p/255 - mean)/std, or p/255."""
+    if meta.vocabulary:
+        return np.ones(1, np.float32), np.zeros(1, np.float32)
+    channels = meta.shape[0]
+    mean, std = np.zeros(channels), np.ones(channels)
+    if meta.normalise:
+        mean = np.array(meta.mean)
+        std = np.maximum(meta.std, 1 / 255)  # a channel that never changes has no deviation to divide by
+    scale, shift = 1 / (255 * std), -mean / std
+    return scale.astype(np.float32).reshape(-1, 1, 1), shift.astype(np.float32).reshape(-1, 1, 1)

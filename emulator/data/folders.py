@@ -1,0 +1,22 @@
+"""Where fleetbed keeps its files on this machine, by the XDG rules."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """What can be made again at any time; safe to delete while nothing runs."""
+    return _base("XDG_CACHE_HOME", ".cache") / "fleetbed"
+
+
+def data_folder() -> Path:
+    """What was downloaded."""
+    return _base("XDG_DATA_HOME", ".local/share") / "fleetbed"
+
+
+def _base(variable: str, default: str) -> Path:
+    # the XDG rules say that a relative path in the variable is to be ignored
+    value = Path(os.environ.get(variable, ""))
+    return value if value.is_absolute() else Path.home() / default

@@ -1,0 +1,204 @@
+"""Who has which samples: each client gets a part of the training set and a matching part of the test set.
+
+The server's public samples are taken first, so that no client has them; the clients' training parts are disjoint.
+A client's test part has the label distribution of its training part. For `shards` it is made of test shards of the
+same labels; for the other kinds it is drawn from the whole test set in the proportions of the client's training
+labels and in proportion to its size, so the test parts of two clients may share samples (and the parts of a large
+fleet are never empty). Every draw is keyed by the seed and by what it is for: one seed gives one split on any host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fleetbed.emulator.data.balance import balanced_counts
+from fleetbed.emulator.data.split import Indices, Split, read_split_file
+from fleetbed.emulator.randomness import numpy_rng
+from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.experiment import Data, Partition
+
+_ATTEMPTS = 2_000  # of a Dirichlet draw; what fails so often would hardly ever succeed
+
+
+def partition(
+    labels_train: Indices, labels_test: Indices, classes: int, data: Data, clients: int, seed: int
+) -> Split:
+    """Deal the data out as `data.partition` says, or raise BadInput with what would make it possible."""
+    settings = data.partition
+    test: Sequence[Indices] | None = None
+    if settings.kind == "file":
+        train, test, public = _from_file(labels_train, labels_test, data, clients)
+    else:
+        public = _public(labels_train, classes, data.public, numpy_rng(seed, "partition", "public"))
+        pool = np.setdiff1d(np.arange(len(labels_train)), public)
+        _check_enough(len(pool), clients, data)
+        rng = numpy_rng(seed, "partition", "train")
+        if settings.kind == "iid":
+            train = np.array_split(rng.permutation(pool), clients)
+        elif settings.kind == "contiguous":
+            train = np.array_split(pool, clients)
+        elif settings.kind == "dirichlet":
+            train = _dirichlet(_by_class(pool, labels_train, classes), settings, clients, rng)
+        else:
+            owned = _shard_labels(classes, settings.classes_per_client, clients, rng)
+            train = _deal_shards(_by_class(pool, labels_train, classes), owned, rng)
+            every = np.arange(len(labels_test))
+            test_rng = numpy_rng(seed, "partition", "test")
+            test = _deal_shards(_by_class(every, labels_test, classes), owned, test_rng)
+    if test is None:
+        members = _by_class(np.arange(len(labels_test)), labels_test, classes)
+        share = len(labels_test) / sum(len(part) for part in train)
+        test = [
+            _matching(
+                np.bincount(labels_train[part], minlength=classes),
+                share,
+                members,
+                numpy_rng(seed, "partition", "test", k),
+            )
+            for k, part in enumerate(train)
+        ]
+    _check_parts(train, test, settings)
+    return Split(
+        tuple(np.sort(part) for part in train), tuple(np.sort(part) for part in test), np.sort(public)
+    )
+
+
+def _by_class(indices: Indices, labels: Indices, classes: int) -> list[Indices]:
+    return [indices[labels[indices] == c] for c in range(classes)]
+
+
+def _public(labels: Indices, classes: int, count: int, rng: np.random.Generator) -> Indices:
+    """The server's samples, as evenly from the classes as they allow."""
+    if count >= len(labels):
+        raise BadInput(
+            f"data.public is {count}; the training set has {len(labels)} samples, of which clients need some"
+        )
+    members = _by_class(np.arange(len(labels)), labels, classes)
+    counts = balanced_counts([len(m) for m in members], count)
+    return np.concatenate([rng.permutation(m)[:n] for m, n in zip(members, counts, strict=True)])
+
+
+def _check_enough(samples: int, clients: int, data: Data) -> None:
+    needed = clients * data.partition.min_size
+    if samples < needed:
+        raise BadInput(
+            f"data.partition.min_size is {data.partition.min_size}: {clients} clients need {needed} training samples, "
+            f"but there are {samples}"
+            + (f" beside {data.public} public ones" if data.public else "")
+            + "; lower min_size, take fewer clients or more data"
+        )
+
+
+def _dirichlet(
+    members: list[Indices], settings: Partition, clients: int, rng: np.random.Generator
+) -> list[Indices]:
+    """For each class a Dirichlet draw of shares; drawn again until the smallest client has its minimum."""
+    sizes = [len(m) for m in members]
+    best = 0
+    for _ in range(_ATTEMPTS):
+        counts = _dirichlet_counts(sizes, settings.alpha, clients, rng)
+        smallest = int(counts.sum(axis=0).min())
+        if smallest >= settings.min_size:
+            break
+        best = max(best, smallest)
+    else:
+        raise BadInput(
+            f"data.partition: in {_ATTEMPTS} Dirichlet draws with alpha {settings.alpha:g} the smallest of {clients} "
+            f"clients had at most {best} training samples, but min_size is {settings.min_size}; "
+            f"raise alpha, lower min_size, or take fewer clients or more data"
+        )
+    parts = [
+        np.split(rng.permutation(m), np.cumsum(row)[:-1]) for m, row in zip(members, counts, strict=True)
+    ]
+    return [np.concatenate([of_class[k] for of_class in parts]) for k in range(clients)]
+
+
+def _dirichlet_counts(
+    sizes: list[int], alpha: float, clients: int, rng: np.random.Generator
+) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """[class, client] counts. A client that holds its even share already gets nothing more.
+
+    Zeroing the shares of such clients in a symmetric Dirichlet draw and renormalising, as it is usually written, has
+    the same distribution as a draw over the others alone, which cannot end in a division by zero.
+    """
+    even = sum(sizes) / clients
+    counts = np.zeros((len(sizes), clients), np.int64)
+    for row, size in zip(counts, sizes, strict=True):
+        if size == 0:
+            continue
+        takers = np.flatnonzero(counts.sum(axis=0) < even)
+        shares = rng.dirichlet(np.full(len(takers), alpha))
+        cuts = np.minimum(np.cumsum(shares) * size, size).astype(np.int64)
+        cuts[-1] = size  # whatever rounding left over
+        row[takers] = np.diff(cuts, prepend=0)
+    return counts
+
+
+def _shard_labels(classes: int, each: int, clients: int, rng: np.random.Generator) -> Indices:
+    """[client, shard] labels: a shuffled list in which every class is equally often, so a client may get one twice."""
+    if each > classes:
+        raise BadInput(f"data.partition.classes_per_client is {each}; the data has {classes} classes")
+    per_class, rest = divmod(each * clients, classes)
+    if rest or per_class == 0:
+        step = classes // np.gcd(classes, each)
+        raise BadInput(
+            f"data.partition: {clients} clients with {each} shards each are {each * clients} shards, which {classes} "
+            f"classes cannot share evenly; the number of clients must be a multiple of {step}, "
+            f"or choose another classes_per_client"
+        )
+    labels = np.repeat(np.arange(classes), per_class)
+    return rng.permutation(labels).reshape(clients, each)
+
+
+def _deal_shards(members: list[Indices], owned: Indices, rng: np.random.Generator) -> list[Indices]:
+    """Cut each class into as many shards as `owned` names it, and give every client those of its labels."""
+    shards = [
+        iter(np.array_split(rng.permutation(m), np.count_nonzero(owned == c))) for c, m in enumerate(members)
+    ]
+    return [np.concatenate([next(shards[label]) for label in row]) for row in owned]
+
+
+def _matching(
+    label_counts: Indices, share: float, members: list[Indices], rng: np.random.Generator
+) -> Indices:
+    """Test samples in the proportions of a client's training labels, `share` test samples for one of training."""
+    total = int(label_counts.sum())
+    size = max(1, round(total * share))
+    exact = label_counts * (size / max(total, 1))
+    counts = exact.astype(np.int64)
+    largest_rest = np.argsort(counts - exact, kind="stable")  # ties go to the lower label
+    counts[largest_rest[: size - counts.sum()]] += 1
+    return np.concatenate([rng.permutation(m)[:n] for m, n in zip(members, counts, strict=True)])
+
+
+def _from_file(
+    labels_train: Indices, labels_test: Indices, data: Data, clients: int
+) -> tuple[list[Indices], list[Indices] | None, Indices]:
+    if data.partition.file is None:
+        raise BadInput("data.partition.file is not given; kind 'file' needs the path of a JSON file")
+    content = read_split_file(data.partition.file, len(labels_train), len(labels_test), clients)
+    if data.public != len(content.public):
+        raise BadInput(
+            f"data.public is {data.public}, but public of {data.partition.file} lists {len(content.public)} samples; "
+            f"both must be the same"
+        )
+    train = [np.array(part, np.int64) for part in content.train]
+    test = None if content.test is None else [np.array(part, np.int64) for part in content.test]
+    return train, test, np.array(content.public, np.int64)
+
+
+def _check_parts(train: Sequence[Indices], test: Sequence[Indices], settings: Partition) -> None:
+    for k, part in enumerate(train):
+        if len(part) < settings.min_size:
+            raise BadInput(
+                f"data.partition: client {k} would have {len(part)} training samples, but min_size is "
+                f"{settings.min_size}; lower min_size, take fewer clients or more data"
+            )
+    for k, part in enumerate(test):
+        if len(part) == 0:
+            raise BadInput(
+                f"data.partition: client {k} would have no test sample, for the test set has too few of its labels; "
+                f"take fewer clients, or more test data"
+            )

@@ -1,0 +1,83 @@
+"""A split of the data among clients, and the JSON file that carries one: what a run stores and a user may bring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetbed.profiles.errors import BadInput
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Indices into the training and the test set, sorted: one array per client, and the server's own samples."""
+
+    train: tuple[Indices, ...]
+    test: tuple[Indices, ...]
+    public: Indices
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(
+            {
+                "train": [part.tolist() for part in self.train],
+                "test": [part.tolist() for part in self.test],
+                "public": self.public.tolist(),
+            }
+        )
+
+
+class SplitFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file's content. Without `test` the test parts are drawn to match."""
+
+    train: list[list[int]]
+    test: list[list[int]] | None = None
+    public: list[int] = []
+
+
+def read_split_file(name: str, train_size: int, test_size: int, clients: int) -> SplitFile:
+    """Raise BadInput unless every index exists and no training sample belongs to two."""
+    path = Path(name).expanduser()
+    try:
+        content = msgspec.json.decode(path.read_bytes(), type=SplitFile)
+    except FileNotFoundError as error:
+        raise BadInput(f"data.partition.file: there is no file {path}") from error
+    except OSError as error:
+        raise BadInput(f"data.partition.file: {path} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadInput(
+            f'{path} is not a partition file: {error}; it must be JSON as {{"train": [[indices of client 0], ...], '
+            f'"test": [...], "public": [...]}}, of which test and public may be left out'
+        ) from error
+    for key, parts in (("train", content.train), ("test", content.test)):
+        if parts is not None and len(parts) != clients:
+            raise BadInput(f"{path}: {key} has {len(parts)} parts, but the fleet has {clients} clients")
+    owners: dict[int, str] = {}
+    for key, part in (
+        ("public", content.public),
+        *((f"train[{k}]", part) for k, part in enumerate(content.train)),
+    ):
+        _check_range(part, train_size, f"{path}: {key}")
+        for index in part:
+            if index in owners:
+                raise BadInput(
+                    f"{path}: {key} has the sample {index}, which {owners[index]} has already; "
+                    f"a training sample may be listed once"
+                )
+            owners[index] = key
+    for k, part in enumerate(content.test or []):
+        _check_range(part, test_size, f"{path}: test[{k}]")
+        if len(set(part)) < len(part):
+            raise BadInput(f"{path}: test[{k}] lists a sample twice")
+    return content
+
+
+def _check_range(part: list[int], size: int, name: str) -> None:
+    for position, index in enumerate(part):
+        if not 0 <= index < size:
+            raise BadInput(f"{name}[{position}] is {index}; allowed are 0 to {size - 1}")

@@ -1,0 +1,152 @@
+"""Data made fit for training once and kept as plain .npy files, which every client maps into memory.
+
+A prepared folder holds x_train, y_train, x_test and y_test as .npy and meta.json. Its name carries a hash of the
+source's state and of every setting that shapes it, so what is there is never out of date.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from fleetbed.emulator.data import images, text
+from fleetbed.emulator.data.balance import balanced_counts
+from fleetbed.emulator.data.folders import cache_folder
+from fleetbed.emulator.data.raw import SPLITS, Array, Raw, SplitName
+from fleetbed.emulator.data.sources import find
+from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.experiment import Data, Partition
+
+FORMAT = 1  # goes into the hash: raise it when the files change their meaning
+
+
+class Meta(msgspec.Struct, frozen=True, kw_only=True):
+    """meta.json: what the arrays are. `shape` is of one sample; `vocabulary` counts token numbers, 0 for images."""
+
+    source: str
+    key: str
+    classes: int
+    shape: tuple[int, ...]
+    vocabulary: int
+    mean: list[float]
+    std: list[float]
+    normalise: bool
+    augment: tuple[str, ...]
+    files: dict[str, int]  # bytes of each
+
+
+def prepare(data: Data) -> Path:
+    """The folder with this data in the user's cache; made when it is not there or not whole."""
+    source = find(data)
+    key = _key(data, source.identity)
+    folder = cache_folder() / "data" / f"{Path(source.title).stem}-{key}"
+    if not is_whole(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # beside the target, since only a rename within one file system is atomic
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
+            made = Path(scratch) / "data"
+            made.mkdir()
+            _write(made, data, source.load(), source.title, key)
+            _put(made, folder)
+    return folder
+
+
+def read_meta(folder: Path) -> Meta | None:
+    try:
+        return msgspec.json.decode((folder / "meta.json").read_bytes(), type=Meta)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def is_whole(folder: Path) -> bool:
+    meta = read_meta(folder)
+    if meta is None:
+        return False
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    return all(sizes.get(name) == size for name, size in meta.files.items())
+
+
+def _key(data: Data, identity: str) -> str:
+    # who has which samples, and how the files came here, do not change the arrays
+    settings = msgspec.structs.replace(
+        data, name="", root=None, download=False, public=0, partition=Partition()
+    )
+    content = f"{FORMAT}\n{identity}\n".encode() + msgspec.json.encode(settings, order="sorted")
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+def _put(made: Path, folder: Path) -> None:
+    """Move a finished folder to its place. Whoever comes second uses what the first one put there."""
+    if folder.exists() and not is_whole(folder):
+        shutil.rmtree(folder)
+    try:
+        os.rename(made, folder)
+    except OSError:
+        if not is_whole(folder):
+            raise
+
+
+def _write(folder: Path, data: Data, raw: Raw, title: str, key: str) -> None:
+    chosen = {
+        split: _first(raw, split, limit)
+        for split, limit in zip(SPLITS, (data.train_limit, data.test_limit), strict=True)
+    }
+    x = {split: raw.x[split][chosen[split]] for split in SPLITS}
+    vocabulary = 0
+    mean: list[float] = []
+    std: list[float] = []
+    if raw.is_text:
+        _refuse_image_settings(data)
+        known = text.vocabulary(x["train"].tolist(), data.vocabulary)
+        vocabulary = text.FIRST_WORD + len(known)
+        x = {split: text.encode(x[split].tolist(), known, data.tokens) for split in SPLITS}
+    else:
+        x = {split: images.fit(x[split], data.image_size, data.channels) for split in SPLITS}
+        mean, std = images.statistics(x["train"])
+    files: dict[str, int] = {}
+    for split in SPLITS:
+        for name, array in ((f"x_{split}.npy", x[split]), (f"y_{split}.npy", raw.y[split][chosen[split]])):
+            np.save(folder / name, array, allow_pickle=False)
+            files[name] = (folder / name).stat().st_size
+    meta = Meta(
+        source=title,
+        key=key,
+        classes=raw.classes,
+        shape=x["train"].shape[1:],
+        vocabulary=vocabulary,
+        mean=mean,
+        std=std,
+        normalise=data.normalise,
+        augment=data.augment,
+        files=files,
+    )
+    (folder / "meta.json").write_bytes(msgspec.json.format(msgspec.json.encode(meta)))
+
+
+def _first(raw: Raw, split: SplitName, limit: int | None) -> Array | slice:
+    """The first samples of each class, as evenly as the classes allow, in stored order."""
+    labels = raw.y[split]
+    if limit is None:
+        return slice(None)
+    least = raw.classes if split == "train" else 1
+    if not least <= limit <= len(labels):
+        raise BadInput(
+            f"data.{split}_limit is {limit}; the {split} split has {len(labels)} samples of {raw.classes} classes, "
+            f"so allowed are {least} to {len(labels)}"
+        )
+    counts = balanced_counts(np.bincount(labels, minlength=raw.classes), limit)
+    return np.sort(np.concatenate([np.flatnonzero(labels == c)[:count] for c, count in enumerate(counts)]))
+
+
+def _refuse_image_settings(data: Data) -> None:
+    for name in ("image_size", "channels", "augment"):
+        if getattr(data, name):
+            raise BadInput(
+                f"data.{name} is {getattr(data, name)!r}, but {data.name} holds texts; it is for images only"
+            )
