@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from fleetbed.analysis.runs import Evaluation as EvaluationRow
+from fleetbed.analysis.runs import Task
 from fleetbed.emulator.records import Records
 from fleetbed.profiles.experiment import (
     AlgorithmChoice,
@@ -406,3 +408,21 @@ class _Writer:
             for stage in (1, 2, 3, 4)
             for name, value in (("theta", theta), ("beta", beta))
         ]
+
+
+def make_task(task: int, client: int, round_: int, times: Sequence[float | None], **changes: Any) -> Task:
+    """A task from its moments: dispatched, downloaded, compute start and end, uploaded."""
+    dispatched, downloaded, begun, ended, uploaded = times
+    assert dispatched is not None
+    row: dict[str, Any] = dict.fromkeys(Task.__struct_fields__)
+    row.update(task=task, client=client, round=round_, stage="train", variant="r10", outcome="ok", detail="")
+    row.update(dispatched_s=dispatched, downloaded_s=downloaded, compute_start_s=begun, compute_end_s=ended)
+    row.update(uploaded_s=uploaded, base_version=round_ - 1, merged_version=round_, staleness=0)
+    row.update(host_queued_s=0.0, plan_s=1.0, cap_bytes=100, flops=1e9, bytes_down=10, bytes_up=10)
+    return Task(**{**row, **changes})
+
+
+def make_evaluation(version: int, device_s: float, accuracy: float, **changes: Any) -> EvaluationRow:
+    row: dict[str, Any] = {"version": version, "round": version, "device_s": device_s, "accuracy": accuracy}
+    plain = {"target": "r10", "variant": "r10", "client": None, "local": 0, "samples": 100, "loss": 1.0}
+    return EvaluationRow(**{**plain, **row, **changes})
