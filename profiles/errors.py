@@ -7,6 +7,9 @@ FleetbedError          exit code 1: the run failed
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class FleetbedError(Exception):
     """The base: the command ends with one sentence and this exit code, never with a traceback."""
@@ -24,3 +27,19 @@ class HostCannot(FleetbedError):
     """What was asked is sound, but not on this host."""
 
     exit_code = 3
+
+
+def nearest(name: str, allowed: Iterable[str], what: str, where: str) -> BadInput:
+    """The error for a name that nobody knows: `where: there is no <what> "name"`, with the nearest known ones."""
+    known = sorted(allowed)
+    shown = name if len(name) <= 60 else name[:57] + "..."
+    close = get_close_matches(name[:200], known, n=3, cutoff=0.5)
+    if close:
+        hint = f"did you mean {' or '.join(close)}?"
+    elif not known:
+        hint = "there are none."
+    elif len(known) > 24:
+        hint = f"there are {len(known)}, from {known[0]} to {known[-1]}."
+    else:
+        hint = f"allowed are {', '.join(known)}."
+    return BadInput(f"{where}: there is no {what} {shown!r}; {hint}")

@@ -11,7 +11,9 @@ from fleetbed.profiles.types import Count, Fraction, NonNegative, Positive, Prof
 Timing = Literal["enforced", "calibrated", "modelled", "replay"]
 Processes = Literal["resident", "on-demand", "inline"]
 PolicyKind = Literal["sync", "deadline", "over-select", "async", "buffered"]
-Scalar = bool | int | float | str | None
+# Part of a folder's name, so no path: no slash, no control character, no dot first.
+Label = Annotated[str, Meta(pattern=r"^[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,59}$")]
+Seed = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 
 class Server(Profile, kw_only=True):
@@ -58,6 +60,8 @@ class Model(Profile, kw_only=True):
 
 
 class Optimizer(Profile, kw_only=True):
+    """`momentum` is of sgd."""
+
     name: Literal["sgd", "adam"] = "sgd"
     lr: Positive = 0.01
     momentum: Fraction = 0.9
@@ -65,6 +69,8 @@ class Optimizer(Profile, kw_only=True):
 
 
 class Training(Profile, kw_only=True):
+    """What a client does in a round: `epochs` over its samples, at most `max_steps` steps."""
+
     batch: Count = 16
     epochs: Count = 1
     max_steps: Count | None = None
@@ -79,7 +85,7 @@ class AlgorithmChoice(Profile, kw_only=True):
 
     name: str
     params: dict[str, Any] = {}
-    label: str | None = None
+    label: Label | None = None
     variant: str | None = None
 
     @property
@@ -96,9 +102,10 @@ class Participation(Profile, kw_only=True):
 
 
 class Policy(Profile, kw_only=True):
-    """When a result counts. Each field belongs to the kinds named beside it."""
+    """When a result counts. Each field belongs to the kinds named beside it; `label` tells two settings apart."""
 
     kind: PolicyKind = "sync"
+    label: Label | None = None
     deadline_s: Positive | None = None  # deadline: device seconds a round may take
     late: Literal["drop", "next-round"] = "drop"  # deadline
     partial: bool = False  # deadline: a client near the deadline sends what it has
@@ -114,7 +121,7 @@ class Policy(Profile, kw_only=True):
 
     @property
     def title(self) -> str:
-        return self.kind
+        return self.label or self.kind
 
 
 class Availability(Profile, kw_only=True):
@@ -139,6 +146,8 @@ class TimingChoice(Profile, kw_only=True):
 
 
 class Evaluation(Profile, kw_only=True):
+    """`every` so many rounds; `targets` are the accuracies (0 to 1) whose time to reach is reported."""
+
     every: Count = 1
     batch: Count = 256
     targets: tuple[Fraction, ...] = ()
@@ -163,7 +172,7 @@ class Experiment(Profile, kw_only=True):
     model: Model = Model()
     training: Training = Training()
     algorithms: Annotated[tuple[AlgorithmChoice, ...], Meta(min_length=1)]
-    seeds: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1)] = (1,)
+    seeds: Annotated[tuple[Seed, ...], Meta(min_length=1)] = (1,)
     policies: Annotated[tuple[Policy, ...], Meta(min_length=1)] = (Policy(),)
     participation: Participation = Participation()
     availability: Availability = Availability()

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
-Count = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 ProvenanceKind = Literal["measured", "vendor", "derived", "assumed"]
 Unit = Literal["cpu", "gpu"]
 
@@ -31,6 +31,8 @@ class Provenance(Profile, kw_only=True):
 
 
 class Cpu(Profile, kw_only=True):
+    """The rates are of a matrix product on all cores."""
+
     description: str
     cores: Count
     clock_ghz: Positive | None = None
@@ -39,6 +41,8 @@ class Cpu(Profile, kw_only=True):
 
 
 class Gpu(Profile, kw_only=True):
+    """`fp32_gflops_sustained` was measured; where it is missing the peak stands in for it, which is optimistic."""
+
     description: str
     fp32_gflops_peak: Positive | None = None
     fp32_gflops_sustained: Positive | None = None
@@ -56,6 +60,8 @@ class Memory(Profile, kw_only=True):
 
 
 class Power(Profile, kw_only=True):
+    """At the wall. Without both figures the joules of a client are not reported."""
+
     idle_w: Positive | None = None
     load_w: Positive | None = None
 
@@ -67,8 +73,19 @@ class Throttle(Profile, kw_only=True):
     rate: Annotated[float, Meta(gt=0, le=1)]
 
 
+class LinkOverride(Profile, kw_only=True):
+    """What this device reaches on its own default link, where that differs from the link's profile."""
+
+    down_mbit_s: Positive
+    up_mbit_s: Positive
+
+
 class Device(Profile, kw_only=True):
-    """What a board or phone is. Its file stem is its name."""
+    """What a board or phone is. Its file stem is its name.
+
+    `trains_on` is the unit that trains, `link` the name of the default link. `train_scale` corrects the slowdown
+    against the host where training on the device was measured: 2.0 is half as fast as its rate promises.
+    """
 
     title: str
     trains_on: Unit
@@ -77,6 +94,7 @@ class Device(Profile, kw_only=True):
     memory: Memory
     power: Power = Power()
     link: str
+    link_override: LinkOverride | None = None
     train_scale: Positive = 1.0
     throttle: Throttle | None = None
     provenance: tuple[Provenance, ...] = ()
@@ -98,7 +116,7 @@ class Device(Profile, kw_only=True):
 
 
 class Link(Profile, kw_only=True):
-    """A network link as the device sees it."""
+    """A network link as the device sees it. `loss` is the part of the packets that is lost, from 0 to 1."""
 
     title: str
     down_mbit_s: Positive
@@ -110,21 +128,25 @@ class Link(Profile, kw_only=True):
 
 
 class Member(Profile, kw_only=True):
-    """One line of a fleet: so many of a device (`count`) or such a part of the total (`weight`)."""
+    """One line of a fleet: so many of a device (`count`) or such a part of the total (`weight`).
+
+    `override` replaces figures of the device by their dotted key path, for example `memory.available_mib: 256`.
+    """
 
     device: str
     count: Count | None = None
     weight: Positive | None = None
     link: str | None = None
-    override: dict[str, float | str] = {}
+    override: dict[str, int | float | str] = {}
 
 
 class Fleet(Profile, kw_only=True):
-    """How many of which device, on which link: counts, or weights with a `total`."""
+    """How many of which device, on which link: counts, or weights (that sum to 1 or 100) with a `total`."""
 
     title: str
     members: Annotated[tuple[Member, ...], Meta(min_length=1)]
     total: Count | None = None
+    provenance: tuple[Provenance, ...] = ()
 
 
 class ClientSpec(Profile, kw_only=True):

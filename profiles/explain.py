@@ -1,0 +1,155 @@
+"""From msgspec's validation error to one sentence: which key, what was found, what is allowed, what to do."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from fleetbed.profiles.errors import BadInput, nearest
+from fleetbed.profiles.yaml_text import shorten
+
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<key>key` in `)?\$(?P<path>[^`]*)`)?$", re.DOTALL)
+_STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[(\d+|\.\.\.)\]")
+_UNITS = {
+    "mib": "MiB",
+    "gflops": "GFLOPS",
+    "mbit_s": "Mbit/s",
+    "gb_s": "GB/s",
+    "ghz": "GHz",
+    "ms": "milliseconds",
+    "s": "seconds",
+    "w": "watts",
+    "wh": "watt-hours",
+    "bytes": "bytes",
+}
+
+
+def explain(error: msgspec.ValidationError, tree: Any, type_: Any, where: str, prefix: str = "") -> BadInput:
+    """The sentence for `error`, which came of converting `tree` to `type_`. Keys are shown below `prefix`."""
+    match = _AT.match(str(error))
+    assert match is not None  # the pattern matches any text
+    what, steps = match["what"], [name or index for name, index in _STEP.findall(match["path"] or "")]
+    if "..." in steps:  # msgspec does not say which value of a mapping it was
+        steps = _locate(steps, tree)
+    allowed = _type_at(inspect.type_info(type_), steps)
+    fields = _fields(allowed)
+    key = ".".join([prefix] * bool(prefix) + steps)
+
+    if unknown := re.search(r"unknown field `(.*)`", what, re.DOTALL):
+        name = f"{key}.{unknown[1]}" if key else unknown[1]
+        return nearest(unknown[1], fields, "key", f"{where}: {shorten(name, 120)}")
+    if missing := re.search(r"missing required field `(.*)`", what):
+        name = f"{key}.{missing[1]}" if key else missing[1]
+        need = describe(_type_at(allowed, [missing[1]]))
+        return BadInput(f"{where}: the key {name} is missing: add it, with {need} as its value.")
+    found = _value_at(tree, steps)
+    hint = _hint(found, allowed, steps)
+    return BadInput(
+        f"{where}: {key or 'the top'} is {shorten(found)}, but {describe(allowed)} is needed{hint}."
+    )
+
+
+def describe(type_: inspect.Type) -> str:
+    """What a type allows, in words."""
+    if isinstance(type_, inspect.Metadata):
+        return describe(type_.type)
+    if isinstance(type_, inspect.UnionType):
+        return " or ".join(describe(part) for part in type_.types)
+    if isinstance(type_, inspect.LiteralType):
+        values = [shorten(value).strip('"') for value in type_.values]
+        return values[0] if len(values) == 1 else "one of " + ", ".join(values)
+    if isinstance(type_, (inspect.IntType, inspect.FloatType)):
+        noun = "a whole number" if isinstance(type_, inspect.IntType) else "a number"
+        return f"{noun}{_range(type_)}"
+    if isinstance(type_, inspect.StrType):
+        return "text" + (" without slashes that does not start with a dot" if type_.pattern else "")
+    if isinstance(type_, inspect.BoolType):
+        return "true or false"
+    if isinstance(type_, inspect.NoneType):
+        return "null"
+    if isinstance(type_, inspect.VarTupleType):
+        least = f" of at least {type_.min_length}" if type_.min_length else ""
+        return f"a list{least}"
+    if isinstance(type_, inspect.StructType):
+        return f"a mapping with keys of {', '.join(_fields(type_))}"
+    if isinstance(type_, inspect.DictType):
+        return "a mapping"
+    return "a plain value"
+
+
+def _range(type_: inspect.IntType | inspect.FloatType) -> str:
+    if type_.ge is not None and type_.le is not None:
+        return f" from {_digits(type_.ge)} to {_digits(type_.le)}"
+    limits = (("above", type_.gt), ("of at least", type_.ge), ("below", type_.lt), ("at most", type_.le))
+    parts = [f"{word} {_digits(limit)}" for word, limit in limits if limit is not None]
+    return " " + " and ".join(parts) if parts else ""
+
+
+def _digits(limit: float) -> str:
+    return str(int(limit)) if limit == int(limit) else str(limit)
+
+
+def _hint(found: Any, type_: inspect.Type, steps: list[str]) -> str:
+    if not isinstance(found, str) or "number" not in describe(type_):
+        return ""
+    if re.match(r"\s*[-+]?[.\d]", found):
+        for suffix, unit in _UNITS.items():
+            if steps and steps[-1].endswith("_" + suffix) and found.strip()[-1:].isalpha():
+                return f": write the bare number, its unit is {unit}"
+        return ": write the bare number, without unit or quotes"
+    return ""
+
+
+def _bare(type_: inspect.Type) -> list[inspect.Type]:
+    """The alternatives of a type, without null and without the wrapping of metadata."""
+    if isinstance(type_, inspect.Metadata):
+        return _bare(type_.type)
+    if isinstance(type_, inspect.UnionType):
+        return [
+            bare for part in type_.types for bare in _bare(part) if not isinstance(bare, inspect.NoneType)
+        ]
+    return [type_]
+
+
+def _type_at(type_: inspect.Type, steps: list[str]) -> inspect.Type:
+    for step in steps:
+        options = [inner for part in _bare(type_) if (inner := _inner(part, step)) is not None]
+        if not options:
+            return inspect.AnyType()
+        type_ = options[0]
+    return type_
+
+
+def _inner(type_: inspect.Type, step: str) -> inspect.Type | None:
+    if isinstance(type_, inspect.StructType):
+        return next((field.type for field in type_.fields if field.encode_name == step), None)
+    if isinstance(type_, inspect.VarTupleType):
+        return type_.item_type
+    if isinstance(type_, inspect.DictType):
+        return type_.value_type
+    return None
+
+
+def _fields(type_: inspect.Type) -> list[str]:
+    return [
+        field.encode_name
+        for part in _bare(type_)
+        if isinstance(part, inspect.StructType)
+        for field in part.fields
+    ]
+
+
+def _value_at(tree: Any, steps: list[str]) -> Any:
+    for step in steps:
+        tree = tree[int(step)] if isinstance(tree, list) else tree[step]
+    return tree
+
+
+def _locate(steps: list[str], tree: Any) -> list[str]:
+    """Replace `...` by the key of the value that is no number and no text, which is all such a mapping allows."""
+    at = steps.index("...")
+    mapping: dict[str, Any] = _value_at(tree, steps[:at])
+    return [*steps[:at], next(key for key, value in mapping.items() if type(value) not in (int, float, str))]

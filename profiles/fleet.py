@@ -1,0 +1,78 @@
+"""What a fleet's lines become: how many clients each line gives, and its device with the line's overrides."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import msgspec
+
+from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.loading import decode
+from fleetbed.profiles.types import Device, Fleet, Link
+
+
+def sizes(fleet: Fleet) -> list[int]:
+    """How many clients each member gives, in file order."""
+    if fleet.total is not None and fleet.members[0].weight is not None:
+        return apportion([member.weight or 0.0 for member in fleet.members], fleet.total)
+    return [member.count or 0 for member in fleet.members]
+
+
+def apportion(weights: list[float], total: int) -> list[int]:
+    """Largest remainder: everyone gets the whole part of the share, the rest goes to the largest fractions.
+
+    Exact (a weight is taken as the decimal that was written), so ties are true ties; the earlier one wins.
+    """
+    exact = [Fraction(repr(weight)) for weight in weights]
+    shares = [weight * total / sum(exact) for weight in exact]
+    counts = [int(share) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda number: (counts[number] - shares[number], number))
+    for number in by_remainder[: total - sum(counts)]:
+        counts[number] += 1
+    return counts
+
+
+def overridden(device: Device, override: dict[str, int | float | str], where: str, prefix: str) -> Device:
+    """The device with some of its figures replaced, checked as its file would be."""
+    if not override:
+        return device
+    tree = _without_null(msgspec.to_builtins(device))
+    for path, value in override.items():
+        _put(tree, path, value, f"{where}: {prefix}")
+    kept = [entry for entry in tree.get("provenance", ()) if entry["figure"] not in override]
+    ours = [{"figure": path, "kind": "assumed", "note": "Set by the fleet."} for path in override]
+    return decode({**tree, "provenance": [*kept, *ours]}, Device, where, prefix)
+
+
+def on_own_link(device: Device, link: Link) -> Link:
+    """The device's default link at the rates that the device was measured to reach on it."""
+    if device.link_override is None:
+        return link
+    return msgspec.structs.replace(
+        link, down_mbit_s=device.link_override.down_mbit_s, up_mbit_s=device.link_override.up_mbit_s
+    )
+
+
+def _put(tree: dict[str, Any], path: str, value: int | float | str, at: str) -> None:
+    *groups, last = path.split(".")
+    if path.split(".")[0] == "provenance":
+        raise BadInput(f"{at}: provenance cannot be overridden, only figures can.")
+    for group in groups:
+        inner = tree.setdefault(group, {})
+        if not isinstance(inner, dict):
+            raise BadInput(
+                f"{at}: {path!r} goes below {group}, which is a single value: shorten the key path."
+            )
+        tree = inner
+    if isinstance(tree.get(last), dict):
+        raise BadInput(f"{at}: {path!r} is a group, but single figures are overridden: name one below it.")
+    tree[last] = value
+
+
+def _without_null(tree: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_null(value) if isinstance(value, dict) else value
+        for key, value in tree.items()
+        if value is not None
+    }

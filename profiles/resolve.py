@@ -1,0 +1,150 @@
+"""Names -> files -> profiles. A name is a path, or a file in a folder of the user's, or one that is shipped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from fleetbed.profiles.errors import BadInput, nearest
+from fleetbed.profiles.experiment import Experiment
+from fleetbed.profiles.fleet import on_own_link, overridden, sizes
+from fleetbed.profiles.loading import Kind, T, decode
+from fleetbed.profiles.settings import apply_settings
+from fleetbed.profiles.types import ClientSpec, Device, Fleet, Link
+from fleetbed.profiles.yaml_text import read_mapping, shorten
+
+Search = Sequence[Path]  # the folders given by --profiles, first one first
+
+FOLDERS: Final[dict[Kind, str]] = {
+    "device": "devices",
+    "link": "links",
+    "fleet": "fleets",
+    "experiment": "experiments",
+}
+SUFFIXES: Final = (".yaml", ".yml")
+
+# Keys that name another profile (a path only if it looks like one), and keys that are always a path.
+_NAMES: Final[dict[Kind, tuple[str, ...]]] = {
+    "device": ("link",),
+    "link": (),
+    "fleet": ("members.*.device", "members.*.link"),
+    "experiment": ("fleet", "server.device", "server.link", "data.name"),
+}
+_PATHS: Final = (
+    "data.root",
+    "data.partition.file",
+    "availability.trace",
+    "availability.bandwidth",
+    "timing.replay",
+)
+
+
+def shipped() -> Path:
+    """The folder of the profiles that come with the package."""
+    return Path(str(resources.files("fleetbed.profiles")))
+
+
+def check_search(search: Search) -> None:
+    """Refuse a --profiles folder that cannot hold any profile, before names are looked up in it."""
+    for folder in search:
+        if not folder.is_dir():
+            raise BadInput(f"--profiles {folder}: there is no such folder.")
+        if not any((folder / name).is_dir() for name in FOLDERS.values()):
+            raise BadInput(
+                f"--profiles {folder}: none of {', '.join(FOLDERS.values())} is in that folder: make one."
+            )
+
+
+def available(kind: Kind, search: Search = ()) -> dict[str, Path]:
+    """Every profile of a kind by its name; where two folders have the name, the one that is found first."""
+    found: dict[str, Path] = {}
+    for root in (*search, shipped()):
+        folder = root / FOLDERS[kind]
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if path.suffix in SUFFIXES:
+                found.setdefault(path.stem, path)
+    return dict(sorted(found.items()))
+
+
+def looks_like_path(name: str) -> bool:
+    return "/" in name or os.sep in name or name.endswith((*SUFFIXES, ".npz"))
+
+
+def find(kind: Kind, name: str, search: Search = (), where: str = "") -> Path:
+    """The file that a name stands for. `where` says who asked, for the error."""
+    at = where or "--profiles" * bool(search) or "the name"
+    if looks_like_path(name):
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise BadInput(f"{at}: the {kind} file {shorten(name, 200)} does not exist.")
+        return path
+    known = available(kind, search)
+    if name not in known:
+        raise nearest(name, known, kind, at)
+    return known[name]
+
+
+def load_device(name: str, search: Search = (), where: str = "") -> Device:
+    return _load(find("device", name, search, where), "device", Device)
+
+
+def load_link(name: str, search: Search = (), where: str = "") -> Link:
+    return _load(find("link", name, search, where), "link", Link)
+
+
+def load_fleet(name: str, search: Search = (), where: str = "") -> Fleet:
+    return _load(find("fleet", name, search, where), "fleet", Fleet)
+
+
+def load_experiment(name: str, search: Search = (), sets: Sequence[str] = ()) -> Experiment:
+    """The experiment with every `key.path=value` of `sets` applied, then checked as a whole."""
+    path = find("experiment", name, search)
+    tree = _rebased(read_mapping(path), "experiment", path.parent)
+    where = str(path) + "".join(f" with --set {shorten(item).strip(chr(34))}" for item in sets)
+    return decode(apply_settings(tree, sets), Experiment, where)
+
+
+def clients_of(fleet: Fleet, search: Search = (), where: str = "the fleet") -> tuple[ClientSpec, ...]:
+    """Every client of the fleet, numbered from 0 in file order, with device and link resolved."""
+    clients: list[ClientSpec] = []
+    for number, (member, size) in enumerate(zip(fleet.members, sizes(fleet), strict=True)):
+        at = f"members.{number}"
+        plain = load_device(member.device, search, f"{where}: {at}.device")
+        device = overridden(plain, member.override, where, f"{at}.override")
+        link_name = member.link or device.link
+        link = load_link(link_name, search, f"{where}: {at}.link")
+        if link_name == device.link:
+            link = on_own_link(device, link)
+        kind = Path(member.device).stem if looks_like_path(member.device) else member.device
+        clients.extend(
+            ClientSpec(number=len(clients) + n, kind=kind, device=device, link_name=link_name, link=link)
+            for n in range(size)
+        )
+    return tuple(clients)
+
+
+def _load(path: Path, kind: Kind, type_: type[T]) -> T:
+    return decode(_rebased(read_mapping(path), kind, path.parent), type_, str(path))
+
+
+def _rebased(tree: dict[str, Any], kind: Kind, folder: Path) -> dict[str, Any]:
+    """Paths in a file are relative to that file, wherever the command is run."""
+    for key in _NAMES[kind]:
+        _rebase(tree, key.split("."), folder, always=False)
+    for key in _PATHS if kind == "experiment" else ():
+        _rebase(tree, key.split("."), folder, always=True)
+    return tree
+
+
+def _rebase(tree: Any, steps: list[str], folder: Path, always: bool) -> None:
+    if steps[0] == "*":
+        for item in tree if isinstance(tree, list) else ():
+            _rebase(item, steps[1:], folder, always)
+    elif isinstance(tree, dict) and (value := tree.get(steps[0])) is not None:
+        if len(steps) > 1:
+            _rebase(value, steps[1:], folder, always)
+        elif isinstance(value, str) and value and (always or looks_like_path(value)):
+            tree[steps[0]] = str((folder / Path(value).expanduser()).absolute())

@@ -1,0 +1,56 @@
+"""`--set key.path=value`: change one value of a mapping before it is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.yaml_text import parse, shorten
+
+
+def apply_settings(tree: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
+    """The mapping with the settings applied in order. A number in a key path is a place in a list.
+
+    What is missing on the way is made; the place after the last one of a list adds to it.
+    """
+    for item in sets:
+        key, equals, text = item.partition("=")
+        where = f"--set {shorten(item, 80).strip(chr(34))}"
+        if not equals or not key.strip():
+            raise BadInput(f"{where}: key.path=value is needed, for example --set rounds=20.")
+        steps = key.strip().split(".")
+        if "" in steps:
+            raise BadInput(f"{where}: the key path has an empty part: write it as in algorithms.0.params.mu.")
+        _put(tree, steps, parse(text, where), where)
+    return tree
+
+
+def _put(tree: Any, steps: list[str], value: Any, where: str) -> None:
+    for number, step in enumerate(steps):
+        last = number == len(steps) - 1
+        new = value if last else [] if steps[number + 1].isdecimal() else {}
+        path = ".".join(steps[:number]) or "the top"
+        if isinstance(tree, list):
+            tree = _in_list(tree, step, new, last, f"{where}: {path}")
+        elif isinstance(tree, dict):
+            if last or tree.get(step) is None:
+                tree[step] = new
+            tree = tree[step]
+        else:
+            raise BadInput(
+                f"{where}: {path} is {shorten(tree)}, which has nothing below it: shorten the key path."
+            )
+
+
+def _in_list(items: list[Any], step: str, new: Any, last: bool, at: str) -> Any:
+    if not step.isdecimal() or len(step) > 9 or int(step) > len(items):
+        raise BadInput(
+            f"{at} is a list of {len(items)}, but {shorten(step)} was asked for: use 0 to {len(items)}."
+        )
+    place = int(step)
+    if place == len(items):
+        items.append(new)
+    elif last or items[place] is None:
+        items[place] = new
+    return items[place]

@@ -1,0 +1,172 @@
+"""Strict YAML: text -> plain mappings, lists, strings, numbers, true/false and null, or one BadInput.
+
+PyYAML's own safe loader takes the last of two equal keys, reads `1e3` as a string and `no` as false, and lets
+aliases grow a line into gigabytes. So only its parser is used here; scalars follow YAML 1.2 (the core schema).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fleetbed.profiles.errors import BadInput
+
+MAX_BYTES = 1 << 20
+_INT_LIMIT = 2**63
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own name)
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(
+                None, None, "an alias (*name) is not allowed: write the value out", event.start_mark
+            )
+        return super().compose_node(parent, index)
+
+
+_TAG = "tag:yaml.org,2002:"
+for _name, _pattern, _first in (
+    ("null", r"^(?:null|Null|NULL|~|)$", ["n", "N", "~", ""]),
+    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    ("int", r"^[-+]?[0-9]+$", list("-+0123456789")),
+    (
+        "float",
+        r"^[-+]?(?:(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))$|^\.(?:nan|NaN|NAN)$",
+        list("-+.0123456789"),
+    ),
+):
+    _Loader.add_implicit_resolver(_TAG + _name, re.compile(_pattern), _first)
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The mapping that the file holds; every way in which it may not hold one is a BadInput."""
+    return parse_mapping(_read(path), str(path))
+
+
+def parse_mapping(text: str, where: str) -> dict[str, Any]:
+    tree = parse(text, where)
+    if tree is None:
+        raise BadInput(f"{where} is empty: a mapping of keys to values is needed.")
+    if not isinstance(tree, dict):
+        raise BadInput(f"{where} holds {shorten(tree)} at the top, but a mapping (key: value) is needed.")
+    return tree
+
+
+def parse(text: str, where: str) -> Any:
+    """Any one YAML value. `where` names the text in the error."""
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        return None if node is None else _plain(node, "", where)
+    except RecursionError:
+        raise BadInput(f"{where} is nested too deeply to be read: a profile has a few levels only.") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        raise BadInput(f"{where} is not valid YAML: {_reason(error)}.") from None
+
+
+def shorten(value: Any, limit: int = 60) -> str:
+    """How a found value is shown in a sentence: text in quotes, never more than `limit` characters of it."""
+    if isinstance(value, dict):
+        return f"a mapping with {_few(value)}" if value else "an empty mapping"
+    if isinstance(value, (list, tuple)):
+        return f"a list of {len(value)}"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = "".join(c if c.isprintable() else "?" for c in str(value))
+    text = text if len(text) <= limit else text[: limit - 3] + "..."
+    return f'"{text}"' if isinstance(value, str) else text
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise BadInput(f"{path} does not exist: give the path of a YAML file.") from None
+    except IsADirectoryError:
+        raise BadInput(f"{path} is a folder, but the path of a YAML file is needed.") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise BadInput(f"{shorten(str(path), 200)} cannot be read: {reason}.") from None
+    if len(data) > MAX_BYTES:
+        raise BadInput(
+            f"{path} is larger than {MAX_BYTES // 1024} KiB, so it is no profile: give a YAML file."
+        )
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8.") from None
+
+
+def _plain(node: yaml.Node, path: str, where: str) -> Any:
+    line = f"{where}, line {node.start_mark.line + 1}"
+    spot = path or "the top"
+    if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+        return _mapping(node, path, where)
+    if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+        return [_plain(item, _join(path, str(i)), where) for i, item in enumerate(node.value)]
+    kind = node.tag.removeprefix(_TAG)
+    if not isinstance(node, yaml.ScalarNode) or kind not in ("null", "bool", "int", "float", "str"):
+        raise BadInput(
+            f"{line}: {spot} has the tag {shorten(node.tag)}, but only plain YAML values are allowed: remove the tag."
+        )
+    return _scalar(kind, node.value, f"{line}: {spot}")
+
+
+def _mapping(node: yaml.MappingNode, path: str, where: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        line = f"{where}, line {key_node.start_mark.line + 1}"
+        key = _plain(key_node, _join(path, "?"), where)
+        if not isinstance(key, str):
+            raise BadInput(
+                f"{line}: {path or 'the top'} has the key {shorten(key)}, but keys are text: put it in quotes."
+            )
+        if key in found:
+            raise BadInput(f"{line}: the key {_join(path, key)} is given twice: keep one of them.")
+        found[key] = _plain(value_node, _join(path, key), where)
+    return found
+
+
+def _scalar(kind: str, text: str, spot: str) -> Any:
+    if kind == "null":
+        return None
+    if kind == "str":
+        return text
+    if kind == "bool":
+        return text.lower() == "true"
+    if kind == "int":
+        number = int(text) if len(text) < 100 else _INT_LIMIT
+        if abs(number) >= _INT_LIMIT:
+            raise BadInput(f"{spot} is {shorten(text, 30)}, but a number below 2^63 is needed.")
+        return number
+    value = float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    if not math.isfinite(value):
+        raise BadInput(f"{spot} is {text}, but a finite number is needed.")
+    return value
+
+
+def _join(path: str, key: str) -> str:
+    key = shorten(key, 40).strip('"')
+    return f"{path}.{key}" if path else key
+
+
+def _few(mapping: dict[str, Any]) -> str:
+    keys = [shorten(key, 20).strip('"') for key in list(mapping)[:3]]
+    return "the key " + keys[0] if len(mapping) == 1 else f"{len(mapping)} keys ({', '.join(keys)}...)"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        text = error.problem or error.context or "it cannot be parsed"
+        return f"{text} (line {mark.line + 1})" if mark is not None else text
+    return " ".join(str(error).split())
