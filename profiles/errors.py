@@ -30,7 +30,7 @@ class HostCannot(FleetbedError):
 
 
 def nearest(name: str, allowed: Iterable[str], what: str, where: str) -> BadInput:
-    """The error for a name that nobody knows: `where: there is no <what> "name"`, with the nearest known ones."""
+    """The error for a name that nobody knows, with the nearest known ones; `where` leads the sentence."""
     known = sorted(allowed)
     shown = name if len(name) <= 60 else name[:57] + "..."
     close = get_close_matches(name[:200], known, n=3, cutoff=0.5)

@@ -16,14 +16,14 @@ Label = Annotated[str, Meta(pattern=r"^[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,59}$")]
 Seed = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 
-class Server(Profile, kw_only=True):
+class Server(Profile, frozen=True, kw_only=True):
     """The server is a device too: what it computes and transfers takes device time."""
 
     device: str = "server"
     link: str = "ethernet_1g"
 
 
-class Partition(Profile, kw_only=True):
+class Partition(Profile, frozen=True, kw_only=True):
     """Who has which samples. `alpha` is of dirichlet, `classes_per_client` of shards, `file` of file."""
 
     kind: Literal["iid", "dirichlet", "shards", "contiguous", "file"] = "dirichlet"
@@ -33,8 +33,8 @@ class Partition(Profile, kw_only=True):
     file: str | None = None
 
 
-class Data(Profile, kw_only=True):
-    """`name` is a shipped or torchvision set, or the path of an .npz; `root` is where torchvision keeps its files."""
+class Data(Profile, frozen=True, kw_only=True):
+    """`name` is a shipped or torchvision set, or the path of an .npz; `root` is torchvision's folder."""
 
     name: str = "fashion-mini"
     root: str | None = None
@@ -51,15 +51,15 @@ class Data(Profile, kw_only=True):
     vocabulary: Count = 10_000
 
 
-class Model(Profile, kw_only=True):
-    """The family whose variants the clients choose from; `variants` narrows it, `options` are the family's own."""
+class Model(Profile, frozen=True, kw_only=True):
+    """The family whose variants clients choose from; `variants` narrows it, `options` are its own."""
 
     family: str = "resnet-stage"
     variants: tuple[str, ...] = ()
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {}  # noqa: RUF012 (msgspec copies it)
 
 
-class Optimizer(Profile, kw_only=True):
+class Optimizer(Profile, frozen=True, kw_only=True):
     """`momentum` is of sgd."""
 
     name: Literal["sgd", "adam"] = "sgd"
@@ -68,7 +68,7 @@ class Optimizer(Profile, kw_only=True):
     weight_decay: NonNegative = 0.0
 
 
-class Training(Profile, kw_only=True):
+class Training(Profile, frozen=True, kw_only=True):
     """What a client does in a round: `epochs` over its samples, at most `max_steps` steps."""
 
     batch: Count = 16
@@ -77,14 +77,14 @@ class Training(Profile, kw_only=True):
     optimizer: Optimizer = Optimizer()
 
 
-class AlgorithmChoice(Profile, kw_only=True):
+class AlgorithmChoice(Profile, frozen=True, kw_only=True):
     """A method by name with its parameters; `label` tells two settings of one method apart in plots.
 
     `variant` puts every client on the one variant (AllSmall, AllLarge) instead of what fits it.
     """
 
     name: str
-    params: dict[str, Any] = {}
+    params: dict[str, Any] = {}  # noqa: RUF012 (msgspec copies it)
     label: Label | None = None
     variant: str | None = None
 
@@ -93,7 +93,7 @@ class AlgorithmChoice(Profile, kw_only=True):
         return self.label or self.name
 
 
-class Participation(Profile, kw_only=True):
+class Participation(Profile, frozen=True, kw_only=True):
     """`ratio` of the fleet takes part in a round, chosen by `selection`."""
 
     ratio: Annotated[float, Meta(gt=0, le=1)] = 1.0
@@ -101,8 +101,8 @@ class Participation(Profile, kw_only=True):
     tiers: Count = 5
 
 
-class Policy(Profile, kw_only=True):
-    """When a result counts. Each field belongs to the kinds named beside it; `label` tells two settings apart."""
+class Policy(Profile, frozen=True, kw_only=True):
+    """When a result counts. Each field belongs to the kinds named in it; `label` tells two settings apart."""
 
     kind: PolicyKind = "sync"
     label: Label | None = None
@@ -124,7 +124,7 @@ class Policy(Profile, kw_only=True):
         return self.label or self.kind
 
 
-class Availability(Profile, kw_only=True):
+class Availability(Profile, frozen=True, kw_only=True):
     """When clients can take part."""
 
     kind: Literal["always", "on-off", "charging", "trace"] = "always"
@@ -137,7 +137,7 @@ class Availability(Profile, kw_only=True):
     bandwidth: str | None = None
 
 
-class TimingChoice(Profile, kw_only=True):
+class TimingChoice(Profile, frozen=True, kw_only=True):
     """Where durations come from; `dilation` is host seconds per device second (a number or `auto`)."""
 
     source: Timing = "enforced"
@@ -145,7 +145,7 @@ class TimingChoice(Profile, kw_only=True):
     replay: str | None = None
 
 
-class Evaluation(Profile, kw_only=True):
+class Evaluation(Profile, frozen=True, kw_only=True):
     """`every` so many rounds; `targets` are the accuracies (0 to 1) whose time to reach is reported."""
 
     every: Count = 1
@@ -153,8 +153,8 @@ class Evaluation(Profile, kw_only=True):
     targets: tuple[Fraction, ...] = ()
 
 
-class Budgets(Profile, kw_only=True):
-    """What limits the choice of a variant; `memory_margin` is the part of the cap that prediction leaves free."""
+class Budgets(Profile, frozen=True, kw_only=True):
+    """What limits the choice of a variant; `memory_margin` is the part of the cap that is left free."""
 
     memory_margin: Annotated[float, Meta(ge=0, lt=1)] = 0.1
     round_s: Positive | None = None
@@ -162,7 +162,7 @@ class Budgets(Profile, kw_only=True):
     all_must_fit: bool = False
 
 
-class Experiment(Profile, kw_only=True):
+class Experiment(Profile, frozen=True, kw_only=True):
     """Fleet, data, methods, seeds, policies and timing. Several of the plural ones make a study."""
 
     title: str
@@ -185,7 +185,7 @@ class Experiment(Profile, kw_only=True):
     checkpoint_every: Count = 1
 
 
-class RunConfig(Profile, kw_only=True):
+class RunConfig(Profile, frozen=True, kw_only=True):
     """One run of a study: one algorithm, one policy, one seed; stored whole in the run, no hidden default."""
 
     experiment: Experiment

@@ -143,12 +143,12 @@ def check_fleet(fleet: Fleet, at: str) -> None:
             raise BadInput(f"{at}members.{number} has {given}, but exactly one of them is needed.")
         if weighted[number] != weighted[0]:
             raise BadInput(
-                f"{at}members.{number} has a {'weight' if weighted[number] else 'count'}, but members.0 has a "
-                f"{'weight' if weighted[0] else 'count'}: use counts for all members or weights for all."
+                f"{at}members.{number} has a {'weight' if weighted[number] else 'count'}, but members.0 has none: "
+                "give every member a count or every member a weight."
             )
         if member.link is not None and any(key.split(".")[0] == "link_override" for key in member.override):
             raise BadInput(
-                f"{at}members.{number}.override has link_override, which only counts on the device's own link, but "
+                f"{at}members.{number}.override has link_override, which is of the device's own link, but "
                 f"members.{number}.link is {member.link}: remove one of them."
             )
     if weighted[0]:
@@ -183,7 +183,7 @@ def check_experiment(experiment: Experiment, at: str) -> None:
     _check_differ([policy.title for policy in experiment.policies], f"{at}policies", "give one a label")
     if (size := len(experiment.algorithms) * len(experiment.policies) * len(experiment.seeds)) > MAX_RUNS:
         raise BadInput(
-            f"{at}algorithms, policies and seeds make {size} runs, but at most {MAX_RUNS} are possible in one study."
+            f"{at}algorithms, policies and seeds make {size} runs, but a study has at most {MAX_RUNS}: split it."
         )
     _check_differ([run.name for run in runs(experiment)], f"{at}the names of the runs", "change a label")
 
@@ -219,8 +219,8 @@ def _check_policy(policy: Policy, at: str) -> None:
     for key, kinds in _POLICY_KEYS.items():
         if getattr(policy, key) is not None and policy.kind not in kinds:
             raise BadInput(
-                f"{at}{key} is given, but the policy {policy.kind} does not read it (only {' and '.join(kinds)} "
-                f"{'do' if len(kinds) > 1 else 'does'}): remove it or change kind."
+                f"{at}{key} is given, but kind is {policy.kind} and only {' and '.join(kinds)} "
+                f"read{'s' * (len(kinds) == 1)} it: remove it or change kind."
             )
     if policy.take is not None and policy.invite is not None and policy.take > policy.invite:
         raise BadInput(f"{at}take is {policy.take}, but at most invite = {policy.invite} is possible.")

@@ -1,4 +1,4 @@
-"""Names -> files -> profiles. A name is a path, or a file in a folder of the user's, or one that is shipped."""
+"""Names -> files -> profiles. A name is a path, or a file in a folder of the user's, or a shipped one."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ Unit = Literal["cpu", "gpu"]
 
 
 class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The base of everything that is read from YAML: immutable, no unknown keys (`kw_only` is not inherited)."""
+    """The base of everything that is read from YAML: immutable, and unknown keys are refused."""
 
 
-class Provenance(Profile, kw_only=True):
+class Provenance(Profile, frozen=True, kw_only=True):
     """Where a figure comes from. `figure` is a dotted key path of the same file, or a group of them."""
 
     figure: str
@@ -30,7 +30,7 @@ class Provenance(Profile, kw_only=True):
     note: str = ""
 
 
-class Cpu(Profile, kw_only=True):
+class Cpu(Profile, frozen=True, kw_only=True):
     """The rates are of a matrix product on all cores."""
 
     description: str
@@ -40,16 +40,16 @@ class Cpu(Profile, kw_only=True):
     fp32_gflops: Positive
 
 
-class Gpu(Profile, kw_only=True):
-    """`fp32_gflops_sustained` was measured; where it is missing the peak stands in for it, which is optimistic."""
+class Gpu(Profile, frozen=True, kw_only=True):
+    """The sustained rate is a measured one; where it is missing the peak stands in, which is optimistic."""
 
     description: str
     fp32_gflops_peak: Positive | None = None
     fp32_gflops_sustained: Positive | None = None
 
 
-class Memory(Profile, kw_only=True):
-    """`available_mib` is what an application finds free, `runtime_mib` what a training framework takes of it."""
+class Memory(Profile, frozen=True, kw_only=True):
+    """`available_mib` is what an application finds free, `runtime_mib` what the framework takes of it."""
 
     installed_mib: Positive
     visible_mib: Positive
@@ -59,32 +59,32 @@ class Memory(Profile, kw_only=True):
     bandwidth_gb_s_measured: Positive | None = None
 
 
-class Power(Profile, kw_only=True):
+class Power(Profile, frozen=True, kw_only=True):
     """At the wall. Without both figures the joules of a client are not reported."""
 
     idle_w: Positive | None = None
     load_w: Positive | None = None
 
 
-class Throttle(Profile, kw_only=True):
+class Throttle(Profile, frozen=True, kw_only=True):
     """Thermal throttling: after `after_s` seconds of load the rate falls to `rate` of what it was."""
 
     after_s: Positive
     rate: Annotated[float, Meta(gt=0, le=1)]
 
 
-class LinkOverride(Profile, kw_only=True):
+class LinkOverride(Profile, frozen=True, kw_only=True):
     """What this device reaches on its own default link, where that differs from the link's profile."""
 
     down_mbit_s: Positive
     up_mbit_s: Positive
 
 
-class Device(Profile, kw_only=True):
+class Device(Profile, frozen=True, kw_only=True):
     """What a board or phone is. Its file stem is its name.
 
-    `trains_on` is the unit that trains, `link` the name of the default link. `train_scale` corrects the slowdown
-    against the host where training on the device was measured: 2.0 is half as fast as its rate promises.
+    `trains_on` is the unit that trains, `link` the name of the default link. `train_scale` multiplies the
+    slowdown where training on the device was measured: 2.0 is half as fast as its rate promises.
     """
 
     title: str
@@ -115,7 +115,7 @@ class Device(Profile, kw_only=True):
         return self.memory.available_mib - self.memory.runtime_mib
 
 
-class Link(Profile, kw_only=True):
+class Link(Profile, frozen=True, kw_only=True):
     """A network link as the device sees it. `loss` is the part of the packets that is lost, from 0 to 1."""
 
     title: str
@@ -127,10 +127,10 @@ class Link(Profile, kw_only=True):
     provenance: tuple[Provenance, ...] = ()
 
 
-class Member(Profile, kw_only=True):
+class Member(Profile, frozen=True, kw_only=True):
     """One line of a fleet: so many of a device (`count`) or such a part of the total (`weight`).
 
-    `override` replaces figures of the device by their dotted key path, for example `memory.available_mib: 256`.
+    `override` replaces figures of the device by dotted key path, for example `memory.available_mib: 256`.
     """
 
     device: str
@@ -140,7 +140,7 @@ class Member(Profile, kw_only=True):
     override: dict[str, int | float | str] = {}
 
 
-class Fleet(Profile, kw_only=True):
+class Fleet(Profile, frozen=True, kw_only=True):
     """How many of which device, on which link: counts, or weights (that sum to 1 or 100) with a `total`."""
 
     title: str
@@ -149,7 +149,7 @@ class Fleet(Profile, kw_only=True):
     provenance: tuple[Provenance, ...] = ()
 
 
-class ClientSpec(Profile, kw_only=True):
+class ClientSpec(Profile, frozen=True, kw_only=True):
     """One member of a fleet, with everything resolved. `device` already carries the overrides."""
 
     number: int

@@ -1,7 +1,7 @@
 """Strict YAML: text -> plain mappings, lists, strings, numbers, true/false and null, or one BadInput.
 
 PyYAML's own safe loader takes the last of two equal keys, reads `1e3` as a string and `no` as false, and lets
-aliases grow a line into gigabytes. So only its parser is used here; scalars follow YAML 1.2 (the core schema).
+aliases grow a line into gigabytes. So only its parser is used; scalars follow the core schema of YAML 1.2.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _plain(node: yaml.Node, path: str, where: str) -> Any:
     kind = node.tag.removeprefix(_TAG)
     if not isinstance(node, yaml.ScalarNode) or kind not in ("null", "bool", "int", "float", "str"):
         raise BadInput(
-            f"{line}: {spot} has the tag {shorten(node.tag)}, but only plain YAML values are allowed: remove the tag."
+            f"{line}: {spot} has the tag {shorten(node.tag)}, but only plain values are allowed: remove the tag."
         )
     return _scalar(kind, node.value, f"{line}: {spot}")
 
@@ -128,7 +128,7 @@ def _mapping(node: yaml.MappingNode, path: str, where: str) -> dict[str, Any]:
         key = _plain(key_node, _join(path, "?"), where)
         if not isinstance(key, str):
             raise BadInput(
-                f"{line}: {path or 'the top'} has the key {shorten(key)}, but keys are text: put it in quotes."
+                f"{line}: {path or 'the top'} has the key {shorten(key)}, but keys are text: quote it."
             )
         if key in found:
             raise BadInput(f"{line}: the key {_join(path, key)} is given twice: keep one of them.")
