@@ -1,7 +1,7 @@
 """Rebuild emulator/data/fashion-mini.npz: make_fashion_mini.py IDX_FOLDER OUT.npz
 
-IDX_FOLDER holds the four gzipped idx files of Fashion-MNIST. The part is the first 1,000 training and the first 200
-test images of each class, in stored order, so every rebuild gives the same arrays.
+IDX_FOLDER holds the four gzipped idx files of Fashion-MNIST. The part is the first 1,000 training and the
+first 200 test images of each class, in stored order, so every rebuild gives the same file.
 """
 
 from __future__ import annotations

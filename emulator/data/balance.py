@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 def balanced_counts(available: Sequence[int] | NDArray[np.int64], total: int) -> list[int]:
-    """How many to take of each class: equal shares, a class that has fewer gives all, the others make up for it.
+    """How many to take of each class: equal shares; a class that has fewer gives all it has, the others more.
 
     What does not divide goes to the first classes. `total` must not exceed what is there.
     """

@@ -1,4 +1,4 @@
-"""A prepared data set, mapped into memory: opening it costs nothing and all processes share the same pages."""
+"""A prepared data set, mapped into memory: opening it copies nothing, all processes share its pages."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ _CHUNK = 1_000  # images at once, so that the floating point copy stays small
 def fit(images: Pixels, size: int | None, channels: int | None) -> Pixels:
     """[samples, height, width, channels] to [samples, channels, size, size]; None keeps what the images have.
 
-    Another size is reached by bilinear interpolation (with antialiasing where it shrinks), one channel becomes three
-    by repetition, three become one by luminance.
+    Another size is reached by bilinear interpolation, with antialiasing where it shrinks; one channel becomes
+    three by repetition, three become one by luminance.
     """
     _, height, width, found = images.shape
     shape = (size or height, size or width)
@@ -49,7 +49,7 @@ def _resize(images: Pixels, shape: tuple[int, int]) -> Pixels:
 
 
 def statistics(images: Pixels) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation per channel of the pixels as 0 to 1, by whole numbers: the same on every host."""
+    """Mean and deviation per channel of pixels as 0 to 1; summed as integers, so the same on every host."""
     means, deviations = [], []
     for channel in range(images.shape[1]):
         counts = np.zeros(256, np.int64)

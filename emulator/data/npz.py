@@ -43,8 +43,8 @@ def read_npz(path: Path) -> Raw:
             if name not in arrays:
                 found = ", ".join(sorted(arrays)) or "nothing"
                 raise BadInput(
-                    f"{path}: no array {name}; found {found}; needed are x_train, y_train, x_test and y_test, "
-                    f"or text_train and text_test in place of x_*"
+                    f"{path}: there is no array {name}, only {found}; needed are x_train, y_train, x_test "
+                    f"and y_test, or text_train and text_test in place of x_*"
                 )
         is_text = arrays[f"{prefix}_{split}"].dtype.kind == "U"
         if is_text != (prefix == "text"):

@@ -1,10 +1,11 @@
 """Who has which samples: each client gets a part of the training set and a matching part of the test set.
 
-The server's public samples are taken first, so that no client has them; the clients' training parts are disjoint.
-A client's test part has the label distribution of its training part. For `shards` it is made of test shards of the
-same labels; for the other kinds it is drawn from the whole test set in the proportions of the client's training
-labels and in proportion to its size, so the test parts of two clients may share samples (and the parts of a large
-fleet are never empty). Every draw is keyed by the seed and by what it is for: one seed gives one split on any host.
+The server's public samples are taken first, so that no client has them; the clients' training parts are
+disjoint. A client's test part has the label distribution of its training part. For `shards` it is made of
+test shards of the same labels; for the other kinds it is drawn from the whole test set in the proportions of
+the client's training labels and in proportion to its size, so the test parts of two clients may share
+samples, and those of a large fleet are not empty. Every draw is keyed by the seed and by what it is for: one
+seed gives one split on any host.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Data, Partition
 
 _ATTEMPTS = 2_000  # of a Dirichlet draw; what fails so often would hardly ever succeed
+_EVEN = (
+    1e6  # an alpha beyond it changes nothing: shares are equal to a thousandth, and numpy's draw may overflow
+)
 
 
 def partition(
@@ -84,8 +88,8 @@ def _check_enough(samples: int, clients: int, data: Data) -> None:
     needed = clients * data.partition.min_size
     if samples < needed:
         raise BadInput(
-            f"data.partition.min_size is {data.partition.min_size}: {clients} clients need {needed} training samples, "
-            f"but there are {samples}"
+            f"data.partition.min_size is {data.partition.min_size}: {clients} clients need {needed} training "
+            f"samples, but there are {samples}"
             + (f" beside {data.public} public ones" if data.public else "")
             + "; lower min_size, take fewer clients or more data"
         )
@@ -105,8 +109,8 @@ def _dirichlet(
         best = max(best, smallest)
     else:
         raise BadInput(
-            f"data.partition: in {_ATTEMPTS} Dirichlet draws with alpha {settings.alpha:g} the smallest of {clients} "
-            f"clients had at most {best} training samples, but min_size is {settings.min_size}; "
+            f"data.partition: in {_ATTEMPTS} Dirichlet draws with alpha {settings.alpha:g} the smallest of "
+            f"{clients} clients had at most {best} training samples, but min_size is {settings.min_size}; "
             f"raise alpha, lower min_size, or take fewer clients or more data"
         )
     parts = [
@@ -120,8 +124,8 @@ def _dirichlet_counts(
 ) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
     """[class, client] counts. A client that holds its even share already gets nothing more.
 
-    Zeroing the shares of such clients in a symmetric Dirichlet draw and renormalising, as it is usually written, has
-    the same distribution as a draw over the others alone, which cannot end in a division by zero.
+    This is usually written as a draw over all clients, where the shares of such clients are set to zero and
+    the rest renormalised. A draw over the rest alone has the same distribution and never divides by zero.
     """
     even = sum(sizes) / clients
     counts = np.zeros((len(sizes), clients), np.int64)
@@ -129,7 +133,7 @@ def _dirichlet_counts(
         if size == 0:
             continue
         takers = np.flatnonzero(counts.sum(axis=0) < even)
-        shares = rng.dirichlet(np.full(len(takers), alpha))
+        shares = rng.dirichlet(np.full(len(takers), min(alpha, _EVEN)))
         cuts = np.minimum(np.cumsum(shares) * size, size).astype(np.int64)
         cuts[-1] = size  # whatever rounding left over
         row[takers] = np.diff(cuts, prepend=0)
@@ -137,16 +141,16 @@ def _dirichlet_counts(
 
 
 def _shard_labels(classes: int, each: int, clients: int, rng: np.random.Generator) -> Indices:
-    """[client, shard] labels: a shuffled list in which every class is equally often, so a client may get one twice."""
+    """[client, shard] labels: a shuffled list with every class equally often; a client may get one twice."""
     if each > classes:
         raise BadInput(f"data.partition.classes_per_client is {each}; the data has {classes} classes")
     per_class, rest = divmod(each * clients, classes)
     if rest or per_class == 0:
         step = classes // np.gcd(classes, each)
         raise BadInput(
-            f"data.partition: {clients} clients with {each} shards each are {each * clients} shards, which {classes} "
-            f"classes cannot share evenly; the number of clients must be a multiple of {step}, "
-            f"or choose another classes_per_client"
+            f"data.partition: {clients} clients with classes_per_client {each} are {each * clients} shards, "
+            f"which {classes} classes cannot share evenly; take a multiple of {step} clients, "
+            f"or another classes_per_client"
         )
     labels = np.repeat(np.arange(classes), per_class)
     return rng.permutation(labels).reshape(clients, each)
@@ -163,7 +167,7 @@ def _deal_shards(members: list[Indices], owned: Indices, rng: np.random.Generato
 def _matching(
     label_counts: Indices, share: float, members: list[Indices], rng: np.random.Generator
 ) -> Indices:
-    """Test samples in the proportions of a client's training labels, `share` test samples for one of training."""
+    """Test samples in the proportions of a client's training labels, `share` of them per training sample."""
     total = int(label_counts.sum())
     size = max(1, round(total * share))
     exact = label_counts * (size / max(total, 1))
@@ -181,8 +185,8 @@ def _from_file(
     content = read_split_file(data.partition.file, len(labels_train), len(labels_test), clients)
     if data.public != len(content.public):
         raise BadInput(
-            f"data.public is {data.public}, but public of {data.partition.file} lists {len(content.public)} samples; "
-            f"both must be the same"
+            f"data.public is {data.public}, but public of {data.partition.file} lists {len(content.public)} "
+            f"samples; both must be the same"
         )
     train = [np.array(part, np.int64) for part in content.train]
     test = None if content.test is None else [np.array(part, np.int64) for part in content.test]
@@ -199,6 +203,6 @@ def _check_parts(train: Sequence[Indices], test: Sequence[Indices], settings: Pa
     for k, part in enumerate(test):
         if len(part) == 0:
             raise BadInput(
-                f"data.partition: client {k} would have no test sample, for the test set has too few of its labels; "
-                f"take fewer clients, or more test data"
+                f"data.partition: client {k} would have no test sample, for the test set has too few of its "
+                f"labels; take fewer clients, or more test data"
             )

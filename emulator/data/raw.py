@@ -17,7 +17,7 @@ SPLITS: tuple[SplitName, SplitName] = ("train", "test")
 
 @dataclass(frozen=True)
 class Raw:
-    """Images as uint8 [samples, height, width, channels], or texts as unicode [samples]; labels 0 to classes-1."""
+    """Images as uint8 [samples, height, width, channels] or texts as unicode [samples]; labels from 0."""
 
     x: dict[SplitName, Array]
     y: dict[SplitName, Array]
@@ -29,7 +29,7 @@ class Raw:
 
 
 def checked(x: dict[SplitName, Array], y: dict[SplitName, Array], where: str, prefix: str = "x") -> Raw:
-    """Raise BadInput unless samples and labels fit together; `where` and `prefix` name them in the sentence."""
+    """Raise BadInput unless samples and labels fit together; `where` and `prefix` name them in it."""
     samples = {split: _samples(x[split], f"{where}: {prefix}_{split}") for split in SPLITS}
     labels = {split: _labels(y[split], f"{where}: y_{split}") for split in SPLITS}
     for split in SPLITS:
@@ -40,8 +40,8 @@ def checked(x: dict[SplitName, Array], y: dict[SplitName, Array], where: str, pr
             )
     if samples["train"].shape[1:] != samples["test"].shape[1:]:
         raise BadInput(
-            f"{where}: {prefix}_train has samples of shape {samples['train'].shape[1:]} and {prefix}_test of shape "
-            f"{samples['test'].shape[1:]}; both must be the same"
+            f"{where}: {prefix}_train has samples of shape {samples['train'].shape[1:]} and {prefix}_test of "
+            f"shape {samples['test'].shape[1:]}; both must be the same"
         )
     return Raw(samples, labels, _classes(labels, where))
 
@@ -79,7 +79,8 @@ def _pixels(array: Array, name: str) -> Array:
             raise BadInput(
                 f"{name} has values from {low:g} to {high:g}; floating point pixels must be 0 to 1"
             )
-        return (array * 255.0).round().astype(np.uint8)
+        pixels: Array = (array * 255.0).round().astype(np.uint8)
+        return pixels
     raise BadInput(
         f"{name} is of type {array.dtype}; allowed are uint8 pixels, floating point pixels from 0 to 1, "
         f"and texts as unicode"
@@ -114,6 +115,7 @@ def _classes(labels: dict[SplitName, Array], where: str) -> int:
     beyond = np.flatnonzero(labels["test"] >= classes)
     if len(beyond):
         raise BadInput(
-            f"{where}: y_test[{beyond[0]}] is {labels['test'][beyond[0]]}; y_train allows labels 0 to {classes - 1}"
+            f"{where}: y_test[{beyond[0]}] is {labels['test'][beyond[0]]}; "
+            f"the labels of y_train allow 0 to {classes - 1}"
         )
     return classes

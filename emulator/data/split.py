@@ -1,4 +1,4 @@
-"""A split of the data among clients, and the JSON file that carries one: what a run stores and a user may bring."""
+"""A split of the data among clients, and the JSON file of one: what a run stores and a user may bring."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Split:
-    """Indices into the training and the test set, sorted: one array per client, and the server's own samples."""
+    """Indices into the training and the test set, sorted: one array per client, and the server's own."""
 
     train: tuple[Indices, ...]
     test: tuple[Indices, ...]
@@ -51,8 +51,9 @@ def read_split_file(name: str, train_size: int, test_size: int, clients: int) ->
         raise BadInput(f"data.partition.file: {path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(
-            f'{path} is not a partition file: {error}; it must be JSON as {{"train": [[indices of client 0], ...], '
-            f'"test": [...], "public": [...]}}, of which test and public may be left out'
+            f"{path} is not a partition file: {error}; it must be JSON as "
+            '{"train": [[indices of client 0], ...], "test": [...], "public": [...]}, '
+            "of which test and public may be left out"
         ) from error
     for key, parts in (("train", content.train), ("test", content.test)):
         if parts is not None and len(parts) != clients:

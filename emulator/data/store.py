@@ -1,7 +1,7 @@
 """Data made fit for training once and kept as plain .npy files, which every client maps into memory.
 
-A prepared folder holds x_train, y_train, x_test and y_test as .npy and meta.json. Its name carries a hash of the
-source's state and of every setting that shapes it, so what is there is never out of date.
+A prepared folder holds x_train, y_train, x_test and y_test as .npy, and meta.json. Its name carries a hash of
+the source's state and of every setting that shapes it, so what is there is never out of date.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FORMAT = 1  # goes into the hash: raise it when the files change their meaning
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """meta.json: what the arrays are. `shape` is of one sample; `vocabulary` counts token numbers, 0 for images."""
+    """meta.json: what the arrays are. `shape` is of one sample, `vocabulary` counts token numbers."""
 
     source: str
     key: str
@@ -137,8 +137,8 @@ def _first(raw: Raw, split: SplitName, limit: int | None) -> Array | slice:
     least = raw.classes if split == "train" else 1
     if not least <= limit <= len(labels):
         raise BadInput(
-            f"data.{split}_limit is {limit}; the {split} split has {len(labels)} samples of {raw.classes} classes, "
-            f"so allowed are {least} to {len(labels)}"
+            f"data.{split}_limit is {limit}; the {split} split has {len(labels)} samples of {raw.classes} "
+            f"classes, so allowed are {least} to {len(labels)}"
         )
     counts = balanced_counts(np.bincount(labels, minlength=raw.classes), limit)
     return np.sort(np.concatenate([np.flatnonzero(labels == c)[:count] for c, count in enumerate(counts)]))

@@ -20,7 +20,7 @@ def words(text: str) -> list[str]:
 
 
 def vocabulary(texts: Iterable[str], size: int) -> list[str]:
-    """The `size` most frequent words, ties in alphabetical order; the word at i has the number FIRST_WORD + i."""
+    """The `size` most frequent words, ties in alphabetical order; word i has the number FIRST_WORD + i."""
     counts = Counter(word for text in texts for word in words(text))
     return sorted(counts, key=lambda word: (-counts[word], word))[:size]
 
