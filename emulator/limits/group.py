@@ -76,7 +76,7 @@ class Group:
         )
 
     def reset_peak(self) -> bool:
-        """In the client itself. False: this kernel cannot, and the peak is that of the client's whole life."""
+        """In the client itself. False: this kernel cannot, so the peak is of the client's whole life."""
         return self._memory.reset_peak()
 
     def oom_kills(self) -> int:
