@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal
@@ -12,7 +11,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor, nn
 
-from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.errors import BadInput, nearest
 
 Tensors = dict[str, Tensor]
 Section = Literal["extractor", "intermediate", "classifier"]
@@ -37,8 +36,8 @@ class Net(nn.Module, ABC):
     """A model with its cut points: logits = classify(intermediate(extract(x)))."""
 
     #: the top-level names of the first and of the last section; everything between them is intermediate
-    extractor_parts: ClassVar[frozenset[str]]
-    classifier_parts: ClassVar[frozenset[str]]
+    extractor_parts: frozenset[str]
+    classifier_parts: frozenset[str]
 
     @abstractmethod
     def extract(self, x: Tensor) -> Tensor:
@@ -67,6 +66,9 @@ class Net(nn.Module, ABC):
         if callable(reset):
             reset()
 
+    def fill_constants(self) -> None:
+        """Fill the buffers that are not part of the state, for nobody sends or loads them."""
+
     def section(self, name: str) -> Section:
         """The section that the parameter or buffer `name` belongs to."""
         part = name.split(".", 1)[0]
@@ -85,7 +87,8 @@ class Family(ABC):
     """A handful of variants of one model, from the smallest to the largest."""
 
     name: ClassVar[str]
-    #: whether variants share tensors by name with the largest one; else weights cannot be averaged across them
+    # : whether variants share tensors by name with the largest one, so that weights can be averaged across
+    # them
     shared: ClassVar[bool]
     reads: ClassVar[Literal["images", "text"]] = "images"
     options_type: ClassVar[type[Options]] = Options
@@ -112,7 +115,9 @@ class Family(ABC):
     def empty(self, variant: str, spec: InputSpec) -> Net:
         """A model whose tensors hold arbitrary values, for weights that are loaded into it: initialising what
         they replace would take longer than all the rest."""
-        return self.outline(variant, spec).to_empty(device="cpu")
+        net = self.outline(variant, spec).to_empty(device="cpu")
+        net.fill_constants()
+        return net
 
     def outline(self, variant: str, spec: InputSpec) -> Net:
         """A model without memory (on the meta device): names and shapes only."""
@@ -124,8 +129,8 @@ class Family(ABC):
     def index(self, variant: str, spec: InputSpec, shift: int = 0) -> dict[str, Index]:
         """Which part of which tensor of the largest variant this variant holds.
 
-        `shift` moves the channel windows of width families (FedRolex); depth families ignore it. Where variants
-        do not share tensors (`shared` is false) the answer is about the variant itself.
+        `shift` moves the channel windows of width families (FedRolex); depth families ignore it. Where
+        variants share no tensors (`shared` is false) the answer is about the variant itself.
         """
         del shift
         tensors = self.outline(variant, spec).state_dict()
@@ -137,20 +142,27 @@ class Family(ABC):
         return {}
 
     def narrow(self, variants: tuple[str, ...]) -> Family:
-        """The same family with these variants only, in the family's order; all of them where none is named."""
+        """The same family with these variants only, in the family's order; with all where none is named."""
         for variant in variants:
             self.check_variant(variant)
         narrowed = copy.copy(self)
-        if variants:
-            narrowed.variants = tuple(v for v in self.variants if v in variants)
+        narrowed.variants = tuple(v for v in self.variants if v in variants or not variants)
+        largest = narrowed.variants[-1]
+        for variant in narrowed.variants:
+            if self.shared and not self.part_of(variant, largest):
+                raise BadInput(
+                    f"model.variants: {variant} of {self.name} is not a part of {largest}, the largest one "
+                    f"named, so its weights have no place in the server's model: name one that holds both"
+                )
         return narrowed
+
+    def part_of(self, variant: str, whole: str) -> bool:
+        """Whether every tensor of `variant` is a part of one of `whole`."""
+        return self.variants.index(variant) <= self.variants.index(whole)
 
     def check_variant(self, variant: str) -> None:
         if variant not in self.variants:
-            raise BadInput(
-                f"{self.name} has no variant {variant!r}{suggestion(variant, self.variants)}; "
-                f"its variants are {', '.join(self.variants)}"
-            )
+            raise nearest(variant, self.variants, "variant", f"the model family {self.name}")
 
     def check_input(self, spec: InputSpec) -> None:
         """Raise BadInput where a model of this family cannot take such data."""
@@ -174,12 +186,6 @@ class Family(ABC):
             )
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """`, did you mean 'x'?` where a known name is near, for the middle of a sentence."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f", did you mean {near[0]!r}?" if near else ""
-
-
 def gather(full: Mapping[str, Tensor], index: Mapping[str, Index]) -> Tensors:
     """Cut a variant's tensors out of the full ones. Where all of a tensor is taken it is the same tensor."""
     return {name: _take(full[name], parts) for name, parts in index.items()}
@@ -200,8 +206,9 @@ def scatter_add(into: Tensors, part: Mapping[str, Tensor], index: Mapping[str, I
         if leading == 0:
             full += piece
             continue
-        # Trailing whole dimensions (a convolution's kernel) are left out of the grid, which would else be larger
-        # than the tensor. No row is named twice: reading, adding and writing back is the same as accumulating.
+        # Trailing whole dimensions (a convolution's kernel) are left out of the grid, or it would be larger
+        # than the tensor. No row is named twice: reading, adding and writing back is the same as
+        # accumulating.
         rows = (torch.arange(full.shape[d]) if (r := parts[d]) is None else r for d in range(leading))
         grid = torch.meshgrid(*rows, indexing="ij")
         full.index_put_(grid, full[grid] + piece)

@@ -8,13 +8,19 @@ from typing import Any
 
 import msgspec
 
-from fleetbed.models.base import Family, suggestion
-from fleetbed.profiles.errors import BadInput
+from fleetbed.models.base import Family
+from fleetbed.profiles.errors import nearest
+from fleetbed.profiles.explain import explain
 
 _FAMILIES = {
     "resnet-stage": ("resnet", "ResNetStage"),
     "resnet-width": ("resnet", "ResNetWidth"),
     "resnet-grid": ("resnet", "ResNetGrid"),
+    "vit-layer": ("vit", "VitFamily"),
+    "fedhe-cnn": ("fedhe", "FedHeFamily"),
+    "fedhenn-cnn": ("fedhenn", "FedHeNNFamily"),
+    "fedin-v1": ("fedin_v1", "FedInV1Family"),
+    "lstm": ("lstm", "LstmFamily"),
 }
 
 
@@ -24,24 +30,14 @@ def names() -> tuple[str, ...]:
 
 
 def family(name: str, options: Mapping[str, Any] | None = None) -> Family:
-    """The family `name` with all of its variants (`Family.narrow` keeps some); options not given are defaults."""
+    """The family `name` with all of its variants (`Family.narrow` keeps some); options left out are
+    defaults."""
     if name not in _FAMILIES:
-        raise BadInput(
-            f"model.family: there is no family {name!r}{suggestion(name, _FAMILIES)}; "
-            f"the families are {', '.join(_FAMILIES)}"
-        )
+        raise nearest(name, _FAMILIES, "model family", "model.family")
     module, kind = _FAMILIES[name]
     made: type[Family] = getattr(import_module(f"fleetbed.models.{module}"), kind)
-    known = made.options_type.__struct_fields__
-    for option in options or {}:
-        if option not in known:
-            allowed = f"its options are {', '.join(known)}" if known else "it has no options"
-            raise BadInput(
-                f"model.options: {name} has no option {option!r}{suggestion(option, known)}; {allowed}"
-            )
+    given = dict(options or {})
     try:
-        return made(msgspec.convert(dict(options or {}), made.options_type))
+        return made(msgspec.convert(given, made.options_type))
     except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$.")
-        key = f"model.options.{where.rstrip('`')}" if where else "model.options"
-        raise BadInput(f"{key} of {name}: {what}") from error
+        raise explain(error, given, made.options_type, f"the model family {name}", "model.options") from error

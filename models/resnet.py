@@ -1,8 +1,8 @@
 """ResNets cut by depth, by width, or by both, from torchvision's basic blocks.
 
-A variant holds the first blocks of each stage and a window of each layer's channels, so every tensor of it is a
-part of the tensor with the same name in the largest variant. Layers of the same width share one window: what a
-residual addition adds is aligned, and batch norm and the inputs of the next layer follow.
+A variant holds the first blocks of each stage and a window of each layer's channels, so every tensor of it is
+a part of the tensor with the same name in the largest variant. Layers of the same width share one window:
+what a residual addition adds is aligned, and batch norm and the inputs of the next layer follow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from fleetbed.models.base import Family, Index, InputSpec, Net, Options
 from fleetbed.models.vision import torchvision
-from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.types import Count
 
 Stem = Literal["7x7", "3x3"]
@@ -33,8 +32,8 @@ RATES = {"sixteenth": 1 / 16, "eighth": 1 / 8, "quarter": 1 / 4, "half": 1 / 2, 
 
 
 class ResNetOptions(Options, frozen=True, kw_only=True):
-    """`base_width` is the width of the first stage, doubled in each of the next three; `stem` is ImageNet's 7x7
-    of stride 2 with max-pooling, or a 3x3 of stride 1 without it, which keeps small images large."""
+    """`base_width` is the width of the first stage, doubled in each of the next three; `stem` is ImageNet's
+    7x7 of stride 2 with max-pooling, or a 3x3 of stride 1 without it, which keeps small images large."""
 
     base_width: Count = 64
     stem: Stem = "7x7"
@@ -152,18 +151,10 @@ class ResNetFamily(Family):
                 found[name] = base
         return found
 
-    def narrow(self, variants: tuple[str, ...]) -> Family:
-        family = super().narrow(variants)
-        largest = self.cuts[family.variants[-1]]
-        for variant in family.variants:
-            cut = self.cuts[variant]
-            deeper = any(own > held for own, held in zip(cut.blocks, largest.blocks, strict=True))
-            if deeper or cut.rate > largest.rate:
-                raise BadInput(
-                    f"model.variants of {self.name}: {variant} is not a part of {family.variants[-1]}, the largest "
-                    f"one named, so its weights have no place in the server's model: name one that holds both"
-                )
-        return family
+    def part_of(self, variant: str, whole: str) -> bool:
+        part, held = self.cuts[variant], self.cuts[whole]
+        shallower = all(own <= other for own, other in zip(part.blocks, held.blocks, strict=True))
+        return shallower and part.rate <= held.rate
 
 
 def _window(part: int, full: int, shift: int) -> Tensor | None:

@@ -1,9 +1,9 @@
 """torchvision, imported so that its models work on every build of torch.
 
-The wheels of torchvision that the package index serves are built for CUDA: beside a CPU-only torch their
-compiled operators cannot be loaded and the import fails with `operator torchvision::nms does not exist`, although
-the models need no compiled operator. Declaring the operators that it looks up is then enough. Import torchvision
-from here, and this module before timm, which imports torchvision itself.
+The wheels of torchvision on the package index are built for CUDA: beside a CPU-only torch their compiled
+operators cannot be loaded and the import fails with `operator torchvision::nms does not exist`, although the
+models need none of them. Declaring those that the import looks up is then enough. Import torchvision from
+here, and this module before timm, which imports torchvision itself.
 """
 
 from __future__ import annotations

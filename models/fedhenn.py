@@ -1,0 +1,72 @@
+"""The five networks of FedHeNN (Makhija et al., 2022): one to three convolutions, one to three dense layers.
+
+The features are what the last dense layer reads. The released code drops out the logits; these networks do
+not.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+from torch import nn
+
+from fleetbed.models.base import Family, InputSpec, Net, Options
+from fleetbed.models.chain import Chain
+from fleetbed.profiles.types import Count
+
+
+class FedHeNNOptions(Options, frozen=True, kw_only=True):
+    """The filters of the convolutions and the widths of the hidden dense layers; smaller networks use the
+    first of them. The paper's network for CIFAR-100 is `conv2-fc3` with filters 64, 128 and hidden layers
+    256, 128."""
+
+    filters: tuple[Count, Count, Count] = (64, 64, 64)
+    hidden: tuple[Count, Count] = (120, 64)
+
+
+class Layout(NamedTuple):
+    convolutions: int
+    dense: int
+    smallest_image: int
+
+
+KERNELS = (5, 5, 3)
+LAYOUTS = {  # in order of parameters at 3x32x32
+    "conv1-fc1": Layout(1, 1, 6),
+    "conv3-fc3": Layout(3, 3, 28),
+    "conv2-fc2": Layout(2, 2, 16),
+    "conv2-fc3": Layout(2, 3, 16),
+    "conv1-fc2": Layout(1, 2, 6),
+}
+
+
+class FedHeNNFamily(Family):
+    """Five networks that share nothing but the similarity of what they represent."""
+
+    name = "fedhenn-cnn"
+    shared = False
+    options_type = FedHeNNOptions
+    options: FedHeNNOptions
+    variants = tuple(LAYOUTS)
+
+    @property
+    def smallest_image(self) -> int:
+        return max(LAYOUTS[variant].smallest_image for variant in self.variants)
+
+    def make(self, variant: str, spec: InputSpec) -> Net:
+        layout = LAYOUTS[variant]
+        channels, height, width = spec.shape
+        stages: dict[str, nn.Module] = {}
+        filters = (channels, *self.options.filters[: layout.convolutions])
+        for number, ((inputs, outputs), kernel) in enumerate(
+            zip(pairwise(filters), KERNELS, strict=False), 1
+        ):
+            convolution = nn.Conv2d(inputs, outputs, kernel)
+            stages[f"conv{number}"] = nn.Sequential(convolution, nn.ReLU(inplace=True), nn.MaxPool2d(2))
+            height, width = (height - kernel + 1) // 2, (width - kernel + 1) // 2
+        sizes = (filters[-1] * height * width, *self.options.hidden[: layout.dense - 1])
+        for number, (inputs, outputs) in enumerate(pairwise(sizes), 1):
+            dense = nn.Linear(inputs, outputs)
+            stages[f"fc{number}"] = nn.Sequential(nn.Flatten(), dense, nn.ReLU(inplace=True))
+        return Chain(stages, nn.Flatten(), nn.Linear(sizes[-1], spec.classes))
