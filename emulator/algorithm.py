@@ -1,9 +1,9 @@
 """The interface of a method: both halves in one class, which knows no clock, process, cap or socket.
 
 A method is a module of `emulator/algorithms/` (or an entry point in the group `fleetbed.algorithms`) with two
-names: `Params`, a frozen type of its parameters, and `Method`, a subclass of `Algorithm`. The server half runs in
-the broker, the client half in the client's process; both are given the same `Context`, neither keeps state in
-`self`: what lasts is in the server's state or in the client's kept state.
+names: `Params`, a frozen type of its parameters, and `Method`, a subclass of `Algorithm`. The server half
+runs in the broker, the client half in the client's process; both are given the same `Context`, neither keeps state
+in `self`: what lasts is in the server's state or in the client's kept state.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -76,9 +75,10 @@ class Context:
         return tuple(v for v in self.family.variants if v in used)
 
     def initial(self, variant: str) -> dict[str, Tensor]:
-        """The initial tensors of a variant; the same for everyone who asks."""
-        torch.manual_seed(self.seed)
-        return dict(self.family.build(variant, self.spec).state_dict())
+        """The initial tensors of a variant, the same for all who ask; torch's global stream is not moved."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return dict(self.family.build(variant, self.spec).state_dict())
 
 
 class Job(Protocol):
@@ -94,8 +94,8 @@ class Job(Protocol):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Mini-batches of the client's data, counted and paced: each is one optimiser step.
 
-        Without arguments: as the experiment's `training` says. `steps` draws that many random batches instead of
-        epochs. The last incomplete batch is dropped unless it is the only one.
+        Without arguments: as the experiment's `training` says. `steps` draws that many random batches instead
+        of epochs. The last incomplete batch is dropped unless it is the only one.
         """
         ...
 
@@ -116,7 +116,7 @@ class Job(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What a task gives back. `keep` replaces the client's kept state once the result is merged."""
+    """What a task gives back. Once it is merged `keep` replaces the client's kept state; None leaves that."""
 
     message: Bundle
     keep: Bundle | None = None
@@ -142,7 +142,8 @@ class Merged:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Something to evaluate: tensors of a variant, or (`tensors` None) what a client kept, below `prefix`."""
+    """A model to evaluate: the variant's initial tensors, over them what `client` kept below `prefix`, over
+    them `tensors`. So a global model gives all of its tensors, a personal one none, a shared part just itself."""
 
     name: str
     variant: str
@@ -155,8 +156,6 @@ class Target:
 class Algorithm(ABC):
     """A method of federated learning."""
 
-    params_type: ClassVar[type[msgspec.Struct]]
-
     def __init__(self, params: Any, context: Context) -> None:
         self.params = params
         self.context = context
@@ -165,7 +164,7 @@ class Algorithm(ABC):
     def needs(self) -> Needs:
         return Needs()
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - most methods have nothing to check
         """Raise BadInput where parameters, family and data do not go together."""
 
     @abstractmethod

@@ -1,0 +1,85 @@
+"""The methods, found by name: a module of this package, or an entry point in the group `fleetbed.algorithms`.
+
+A method's module has two names: `Params`, a frozen msgspec type, and `Method`, a subclass of `Algorithm`.
+"""
+
+from __future__ import annotations
+
+import ast
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+import msgspec
+
+from fleetbed.profiles.errors import BadInput, nearest
+from fleetbed.profiles.experiment import AlgorithmChoice
+from fleetbed.profiles.explain import explain
+
+if TYPE_CHECKING:  # torch is imported with the method that is asked for
+    from fleetbed.emulator.algorithm import Algorithm, Context
+
+GROUP = "fleetbed.algorithms"
+
+
+class AlgorithmModule(Protocol):
+    """What `load_algorithm` gives: a module, or whatever an entry point names that has these two."""
+
+    Params: type[msgspec.Struct]
+    Method: type[Algorithm]
+
+
+def names() -> dict[str, str]:
+    """Every method by name, with one line about it. Nothing is imported."""
+    outside = {
+        name: f"from {point.dist.name if point.dist else point.value}" for name, point in _outside().items()
+    }
+    own = {
+        name: (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n", 1)[0]
+        for name, path in _own().items()
+    }
+    return {**outside, **own}
+
+
+def load_algorithm(name: str, where: str = "algorithm") -> AlgorithmModule:
+    """The method's module. `where` is the key path of the choice, for the error."""
+    if name in _own():
+        return cast(AlgorithmModule, import_module(f"{__name__}.{name}"))
+    outside = _outside()
+    if name not in outside:
+        raise nearest(name, names(), "method", f"{where}.name")
+    point = outside[name]
+    try:
+        loaded = point.load()
+    except (ImportError, AttributeError) as error:
+        raise BadInput(f"{where}.name: {name} ({point.value}) cannot be imported: {error}") from error
+    for part in ("Params", "Method"):
+        if not hasattr(loaded, part):
+            raise BadInput(f"{where}.name: {name} ({point.value}) has no {part}: a method must define one.")
+    return cast(AlgorithmModule, loaded)
+
+
+def read_params(choice: AlgorithmChoice, where: str = "algorithm") -> msgspec.Struct:
+    """The parameters of a choice as its method's own type."""
+    kind = load_algorithm(choice.name, where).Params
+    try:
+        return msgspec.convert(choice.params, kind)
+    except msgspec.ValidationError as error:
+        at = f"the parameters of {choice.name}"
+        raise explain(error, choice.params, kind, at, f"{where}.params") from None
+
+
+def load_method(choice: AlgorithmChoice, context: Context, where: str = "algorithm") -> Algorithm:
+    """The method with its parameters, ready to run; `where` is e.g. `algorithms.0`."""
+    params = read_params(choice, where)
+    return load_algorithm(choice.name, where).Method(params, context)
+
+
+def _own() -> dict[str, Path]:
+    modules = sorted(Path(__file__).parent.glob("*.py"))
+    return {path.stem: path for path in modules if not path.stem.startswith("_")}
+
+
+def _outside() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}
