@@ -48,6 +48,11 @@ class Dataset:
             augment.cutout(values, rng)
         return torch.from_numpy(values), y
 
+    def touch(self) -> None:
+        """Read every page, so that it is in memory and nobody who reads it later is charged for it."""
+        for array in (*self._x.values(), *self._y.values()):
+            array.max(initial=0)
+
 
 def open_dataset(folder: Path) -> Dataset:
     """Open what `prepare` made."""

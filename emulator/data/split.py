@@ -22,6 +22,16 @@ class Split:
     test: tuple[Indices, ...]
     public: Indices
 
+    @classmethod
+    def from_json(cls, text: bytes) -> Split:
+        """What `to_json` wrote; a user's file goes through `read_split_file`, which checks it."""
+        content = msgspec.json.decode(text, type=SplitFile)
+        return cls(
+            train=tuple(np.array(part, np.int64) for part in content.train),
+            test=tuple(np.array(part, np.int64) for part in content.test or ()),
+            public=np.array(content.public, np.int64),
+        )
+
     def to_json(self) -> bytes:
         return msgspec.json.encode(
             {
