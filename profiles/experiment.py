@@ -106,18 +106,29 @@ class Policy(Profile, frozen=True, kw_only=True):
 
     kind: PolicyKind = "sync"
     label: Label | None = None
-    deadline_s: Positive | None = None  # deadline: device seconds a round may take
-    late: Literal["drop", "next-round"] = "drop"  # deadline
-    partial: bool = False  # deadline: a client near the deadline sends what it has
-    invite: Count | None = None  # over-select: m, of which the first `take` count
-    take: Count | None = None  # over-select
-    buffer: Count | None = None  # buffered: merge every so many results
-    concurrency: Count | None = None  # async, buffered: tasks in flight
-    mixing: Annotated[float, Meta(gt=0, le=1)] = 0.6  # async, buffered
-    staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"  # async, buffered
-    exponent: NonNegative = 0.5  # polynomial
-    hinge_a: Positive = 10.0  # hinge
-    hinge_b: NonNegative = 4.0  # hinge
+    deadline_s: Annotated[Positive | None, Meta(description="deadline: device seconds a round may take")] = (
+        None
+    )
+    late: Annotated[
+        Literal["drop", "next-round"], Meta(description="deadline: what becomes of late results")
+    ] = "drop"
+    partial: Annotated[bool, Meta(description="deadline: a client near the deadline sends what it has")] = (
+        False
+    )
+    invite: Annotated[Count | None, Meta(description="over-select: how many start")] = None
+    take: Annotated[Count | None, Meta(description="over-select: the first so many count")] = None
+    buffer: Annotated[Count | None, Meta(description="buffered: merge every so many results")] = None
+    concurrency: Annotated[Count | None, Meta(description="async, buffered: tasks in flight")] = None
+    mixing: Annotated[float, Meta(gt=0, le=1, description="async, buffered: weight of a fresh result")] = 0.6
+    staleness: Annotated[
+        Literal["constant", "polynomial", "hinge"],
+        Meta(description="async, buffered: how the weight falls with staleness"),
+    ] = "polynomial"
+    exponent: Annotated[NonNegative, Meta(description="staleness polynomial: (1 + staleness)^-exponent")] = (
+        0.5
+    )
+    hinge_a: Annotated[Positive, Meta(description="staleness hinge: slope beyond hinge_b")] = 10.0
+    hinge_b: Annotated[NonNegative, Meta(description="staleness hinge: up to this the weight is whole")] = 4.0
 
     @property
     def title(self) -> str:

@@ -149,7 +149,7 @@ def _value_at(tree: Any, steps: list[str]) -> Any:
 
 
 def _locate(steps: list[str], tree: Any) -> list[str]:
-    """Replace `...` by the key of the value that is neither number nor text, all that such a mapping allows."""
+    """Replace `...` by the key of the value that is neither number nor text, which are all it may be."""
     at = steps.index("...")
     mapping: dict[str, Any] = _value_at(tree, steps[:at])
     return [*steps[:at], next(key for key, value in mapping.items() if type(value) not in (int, float, str))]

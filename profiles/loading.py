@@ -142,8 +142,9 @@ def check_fleet(fleet: Fleet, at: str) -> None:
             given = "neither count nor weight" if member.count is None else "both count and weight"
             raise BadInput(f"{at}members.{number} has {given}, but exactly one of them is needed.")
         if weighted[number] != weighted[0]:
+            given, missing = ("weight", "count") if weighted[number] else ("count", "weight")
             raise BadInput(
-                f"{at}members.{number} has a {'weight' if weighted[number] else 'count'}, but members.0 has none: "
+                f"{at}members.{number} has a {given}, but members.0 has a {missing}: "
                 "give every member a count or every member a weight."
             )
         if member.link is not None and any(key.split(".")[0] == "link_override" for key in member.override):
@@ -183,7 +184,7 @@ def check_experiment(experiment: Experiment, at: str) -> None:
     _check_differ([policy.title for policy in experiment.policies], f"{at}policies", "give one a label")
     if (size := len(experiment.algorithms) * len(experiment.policies) * len(experiment.seeds)) > MAX_RUNS:
         raise BadInput(
-            f"{at}algorithms, policies and seeds make {size} runs, but a study has at most {MAX_RUNS}: split it."
+            f"{at}algorithms, policies and seeds make {size} runs, but at most {MAX_RUNS} can be: split it."
         )
     _check_differ([run.name for run in runs(experiment)], f"{at}the names of the runs", "change a label")
 

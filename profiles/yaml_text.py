@@ -116,7 +116,7 @@ def _plain(node: yaml.Node, path: str, where: str) -> Any:
     kind = node.tag.removeprefix(_TAG)
     if not isinstance(node, yaml.ScalarNode) or kind not in ("null", "bool", "int", "float", "str"):
         raise BadInput(
-            f"{line}: {spot} has the tag {shorten(node.tag)}, but only plain values are allowed: remove the tag."
+            f"{line}: {spot} has the tag {shorten(node.tag)}, but only plain values can be: remove the tag."
         )
     return _scalar(kind, node.value, f"{line}: {spot}")
 

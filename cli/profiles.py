@@ -1,0 +1,261 @@
+"""`fleetbed profiles list|show|check` and `fleetbed schema KIND`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from fleetbed.cli.common import AsJson, ProfileFolders, complain, print_json, print_table
+from fleetbed.profiles.errors import BadInput, nearest
+from fleetbed.profiles.experiment import Experiment, runs
+from fleetbed.profiles.fleet import sizes
+from fleetbed.profiles.loading import TYPES, Kind, without_provenance
+from fleetbed.profiles.resolve import (
+    FOLDERS,
+    available,
+    check_search,
+    clients_of,
+    find,
+    load_device,
+    load_experiment,
+    load_fleet,
+    load_link,
+    looks_like_path,
+)
+from fleetbed.profiles.schema import schema_text
+from fleetbed.profiles.types import Device, Fleet, Link, Profile
+from fleetbed.profiles.yaml_text import read_mapping
+
+app = typer.Typer(help="List, show and check devices, links, fleets and experiments.", no_args_is_help=True)
+
+KindOption = Annotated[
+    Kind | None, typer.Option("--kind", help="What the name is of, where that is not plain from the file.")
+]
+_COLUMNS: dict[Kind, tuple[str, ...]] = {
+    "device": ("name", "title", "trains_on", "rate_gflops", "cap_mib", "link"),
+    "link": ("name", "title", "down_mbit_s", "up_mbit_s", "rtt_ms", "loss"),
+    "fleet": ("name", "title", "clients", "devices"),
+    "experiment": ("name", "title", "fleet", "algorithms", "runs"),
+}
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[Kind | None, typer.Argument(help="Only this kind.")] = None,
+    profiles: ProfileFolders = None,
+    as_json: AsJson = False,
+) -> None:
+    """List every profile by kind: yours first, then what is shipped."""
+    search = _search(profiles)
+    kinds: list[Kind] = [kind] if kind else list(FOLDERS)
+    found = {
+        each: [
+            _summary(_load(each, str(path), search), name, path)
+            for name, path in available(each, search).items()
+        ]
+        for each in kinds
+    }
+    if as_json:
+        print_json({FOLDERS[each]: rows for each, rows in found.items()})
+        return
+    for each, rows in found.items():
+        columns = _COLUMNS[each]
+        print_table(
+            f"{len(rows)} {FOLDERS[each]}", columns, [[row[column] for column in columns] for row in rows]
+        )
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A name or the path of a file.")],
+    kind: KindOption = None,
+    profiles: ProfileFolders = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one profile with every default filled in, and where its figures come from."""
+    search = _search(profiles)
+    kind, path = _find(name, kind, search)
+    profile = _load(kind, str(path), search)
+    if as_json:
+        print_json(
+            {"kind": kind, "file": str(path), "profile": profile, **_extra(profile, str(path), search)}
+        )
+    elif isinstance(profile, Fleet):
+        _show_fleet(profile, path, search)
+    elif isinstance(profile, (Device, Link)):
+        _show_figures(profile, path)
+    else:
+        import yaml
+
+        print(f"# {path}, with every default")
+        print(yaml.safe_dump(msgspec.to_builtins(profile), sort_keys=False, allow_unicode=True), end="")
+
+
+@app.command()
+def check(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Names or paths; without any, every profile.")
+    ] = None,
+    kind: KindOption = None,
+    profiles: ProfileFolders = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check profiles and all that they refer to; exit code 2 if one is wrong."""
+    search = _search(profiles)
+    if names:
+        targets = [(name, kind) for name in names]
+    else:
+        kinds: list[Kind] = [kind] if kind else list(FOLDERS)
+        targets = [(str(path), each) for each in kinds for path in available(each, search).values()]
+    results = [_check(name, each, search) for name, each in targets]
+    if as_json:
+        print_json(results)
+    else:
+        for result in results:
+            if not result["error"]:
+                missing = result["without_provenance"]
+                note = f" (no provenance: {', '.join(missing)})" if missing else ""
+                print(f"{result['kind']} {result['file']}: ok{note}")
+    wrong = [result["error"] for result in results if result["error"]]
+    for sentence in wrong:
+        complain(sentence)
+    if wrong:
+        raise typer.Exit(BadInput.exit_code)
+
+
+def schema(kind: Annotated[Kind, typer.Argument(help="Which kind of file.")]) -> None:
+    """Print the JSON Schema of a kind of file, with which editors complete and check the YAML."""
+    print(schema_text(kind), end="")
+
+
+def _search(profiles: list[Path] | None) -> Sequence[Path]:
+    check_search(profiles or ())
+    return profiles or ()
+
+
+def _load(kind: Kind, name: str, search: Sequence[Path]) -> Profile:
+    if kind == "device":
+        return load_device(name, search)
+    if kind == "link":
+        return load_link(name, search)
+    return load_fleet(name, search) if kind == "fleet" else load_experiment(name, search)
+
+
+def _find(name: str, kind: Kind | None, search: Sequence[Path]) -> tuple[Kind, Path]:
+    """The file of a name, and its kind where the option does not say it."""
+    if kind:
+        return kind, find(kind, name, search)
+    if looks_like_path(name):
+        return _kind_of(Path(name)), Path(name)
+    kinds: list[Kind] = [each for each in FOLDERS if name in available(each, search)]
+    if not kinds:
+        everything = {known for each in FOLDERS for known in available(each, search)}
+        raise nearest(name, everything, "profile", "the name")
+    if len(kinds) > 1:
+        raise BadInput(
+            f"the name {name} is that of {' and '.join(f'one {each}' for each in kinds)}: add --kind."
+        )
+    return kinds[0], find(kinds[0], name, search)
+
+
+def _kind_of(path: Path) -> Kind:
+    """By the folder that it lies in, else by the keys that only one kind has."""
+    for kind, folder in FOLDERS.items():
+        if path.absolute().parent.name == folder:
+            return kind
+    keys = set(read_mapping(path))
+    hits = {
+        kind: len(keys & {f.name for f in msgspec.structs.fields(type_)}) for kind, type_ in TYPES.items()
+    }
+    best = [kind for kind, count in hits.items() if count and count == max(hits.values())]
+    if len(best) != 1:
+        raise BadInput(f"{path}: the keys do not say whether it is a {', '.join(FOLDERS)}: add --kind.")
+    return best[0]
+
+
+def _check(name: str, kind: Kind | None, search: Sequence[Path]) -> dict[str, Any]:
+    result: dict[str, Any] = {"file": name, "kind": kind, "error": None, "without_provenance": []}
+    try:
+        found, path = _find(name, kind, search)
+        result |= {"file": str(path), "kind": found}
+        profile = _load(found, str(path), search)
+        if isinstance(profile, (Device, Link)):
+            result["without_provenance"] = without_provenance(profile)
+        _extra(profile, str(path), search)
+    except BadInput as error:
+        result["error"] = str(error)
+    return result
+
+
+def _extra(profile: Profile, where: str, search: Sequence[Path]) -> dict[str, Any]:
+    """What a profile refers to, resolved; so a wrong reference is an error here."""
+    if isinstance(profile, Device):
+        return {"link": load_link(profile.link, search, f"{where}: link")}
+    if isinstance(profile, Fleet):
+        return {"clients": clients_of(profile, search, where)}
+    if isinstance(profile, Experiment):
+        load_device(profile.server.device, search, f"{where}: server.device")
+        load_link(profile.server.link, search, f"{where}: server.link")
+        fleet = load_fleet(profile.fleet, search, f"{where}: fleet")
+        return {
+            "runs": [run.name for run in runs(profile)],
+            "clients": len(clients_of(fleet, search, profile.fleet)),
+        }
+    return {}
+
+
+def _summary(profile: Profile, name: str, path: Path) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": name, "file": str(path), **msgspec.to_builtins(profile)}
+    row.pop("provenance", None)
+    if isinstance(profile, Device):
+        row |= {"rate_gflops": profile.rate_gflops, "cap_mib": profile.cap_mib}
+    elif isinstance(profile, Fleet):
+        devices = sorted({member.device for member in profile.members})
+        row |= {"clients": sum(sizes(profile)), "devices": ", ".join(devices)}
+    elif isinstance(profile, Experiment):
+        titles = ", ".join(choice.title for choice in profile.algorithms)
+        row = {key: row[key] for key in ("name", "file", "title", "fleet")}
+        row |= {"algorithms": titles, "runs": len(runs(profile))}
+    return row
+
+
+def _show_fleet(fleet: Fleet, path: Path, search: Sequence[Path]) -> None:
+    clients = clients_of(fleet, search, str(path))
+    rows = []
+    first = 0
+    for size in sizes(fleet):
+        if size:
+            one = clients[first]
+            numbers = one.name if size == 1 else f"{one.name}-{clients[first + size - 1].name}"
+            rates = f"{one.link.down_mbit_s:g} / {one.link.up_mbit_s:g}"
+            rows.append(
+                [numbers, size, one.kind, one.device.rate_gflops, one.device.cap_mib, one.link_name, rates]
+            )
+        first += size
+    columns = ["clients", "count", "device", "rate_gflops", "cap_mib", "link", "down / up Mbit/s"]
+    print_table(f"{fleet.title} ({path})", columns, rows)
+
+
+def _show_figures(profile: Device | Link, path: Path) -> None:
+    origin = {entry.figure: entry for entry in profile.provenance}
+    rows = []
+    for key, value in _leaves(msgspec.to_builtins(profile)):
+        groups = [key.rsplit(".", n)[0] for n in range(key.count(".") + 1)]
+        entry = next((origin[group] for group in groups if group in origin), None)
+        source = " ".join(part for part in (entry.source, entry.note) if part) if entry else ""
+        rows.append([key, value, entry.kind if entry else "", source])
+    print_table(f"{profile.title} ({path})", ["figure", "value", "kind", "source"], rows)
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            found += _leaves(value, f"{prefix}{key}.")
+        elif value is not None and key not in ("provenance", "title"):
+            found.append((prefix + key, value))
+    return found

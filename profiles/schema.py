@@ -1,0 +1,23 @@
+"""JSON Schema of each kind of profile, so that editors complete and check the YAML."""
+
+from __future__ import annotations
+
+from inspect import cleandoc
+from typing import Any
+
+import msgspec
+
+from fleetbed.profiles.loading import TYPES, Kind
+
+
+def schema(kind: Kind) -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a kind; `profiles/schemas/<kind>.json` is its copy for the modelines."""
+    body = msgspec.json.schema(TYPES[kind])
+    for part in body["$defs"].values():
+        part["description"] = cleandoc(part["description"])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"fleetbed {kind}", **body}
+
+
+def schema_text(kind: Kind) -> str:
+    """As it is printed and stored."""
+    return msgspec.json.format(msgspec.json.encode(schema(kind)), indent=2).decode() + "\n"
