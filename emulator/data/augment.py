@@ -27,7 +27,7 @@ def crop(images: Pixels, rng: np.random.Generator) -> Pixels:
 def flip(images: Pixels, rng: np.random.Generator) -> Pixels:
     """Mirrored left to right, each with probability one half."""
     mirrored = rng.random(len(images)) < 0.5
-    flipped = images.copy()
+    flipped: Pixels = images.copy()
     flipped[mirrored] = images[mirrored, :, :, ::-1]
     return flipped
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fleetbed.emulator.data.raw import SPLITS, Array, Raw, checked
+from fleetbed.emulator.data.raw import SPLITS, Array, Raw, checked, in_one_line
 from fleetbed.profiles.errors import BadInput
 
 # all that numpy, zipfile and the decompressors raise on a file that is damaged or is something else
@@ -44,13 +44,13 @@ def read_npz(path: Path) -> Raw:
                 found = ", ".join(sorted(arrays)) or "nothing"
                 raise BadInput(
                     f"{path}: there is no array {name}, only {found}; needed are x_train, y_train, x_test "
-                    f"and y_test, or text_train and text_test in place of x_*"
+                    f"and y_test, or text_train and text_test in place of x_*."
                 )
         is_text = arrays[f"{prefix}_{split}"].dtype.kind == "U"
         if is_text != (prefix == "text"):
             kind = arrays[f"{prefix}_{split}"].dtype
             raise BadInput(
-                f"{path}: {prefix}_{split} is of type {kind}; x_* are images, text_* are unicode texts"
+                f"{path}: {prefix}_{split} is of type {kind}; x_* are images, text_* are unicode texts."
             )
     x = {split: arrays[f"{prefix}_{split}"] for split in SPLITS}
     y = {split: arrays[f"y_{split}"] for split in SPLITS}
@@ -60,20 +60,20 @@ def read_npz(path: Path) -> Raw:
 def _arrays(path: Path) -> dict[str, Array]:
     wanted = {f"{prefix}_{split}" for prefix in ("x", "text", "y") for split in SPLITS}
     if not path.is_file():
-        raise BadInput(f"data.name: there is no file {path}")
+        raise BadInput(f"data.name: there is no file {path}; give the path of an .npz file.")
     try:
         with np.load(path, allow_pickle=False) as archive:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise BadInput(
-                    f"{path} holds a single array; an .npz with x_train, y_train, x_test, y_test is needed"
+                    f"{path} holds a single array; an .npz with x_train, y_train, x_test, y_test is needed."
                 )
             return {name: archive[name] for name in archive.files if name in wanted}
     except _UNREADABLE as error:
         if "allow_pickle" in str(error):
             raise BadInput(
                 f"{path} holds pickled Python objects, which are never loaded because they can run code; "
-                f"save plain arrays (uint8 images, integer labels, unicode texts)"
+                f"save plain arrays (uint8 images, integer labels, unicode texts)."
             ) from error
         raise BadInput(
-            f"{path} cannot be read as an .npz file, it is damaged or something else: {error}"
+            f"{path} cannot be read as an .npz file, it is damaged or something else: {in_one_line(error)}."
         ) from error

@@ -77,7 +77,7 @@ def _public(labels: Indices, classes: int, count: int, rng: np.random.Generator)
     """The server's samples, as evenly from the classes as they allow."""
     if count >= len(labels):
         raise BadInput(
-            f"data.public is {count}; the training set has {len(labels)} samples, of which clients need some"
+            f"data.public is {count}; the training set has {len(labels)} samples, of which clients need some."
         )
     members = _by_class(np.arange(len(labels)), labels, classes)
     counts = balanced_counts([len(m) for m in members], count)
@@ -91,7 +91,7 @@ def _check_enough(samples: int, clients: int, data: Data) -> None:
             f"data.partition.min_size is {data.partition.min_size}: {clients} clients need {needed} training "
             f"samples, but there are {samples}"
             + (f" beside {data.public} public ones" if data.public else "")
-            + "; lower min_size, take fewer clients or more data"
+            + "; lower min_size, take fewer clients or more data."
         )
 
 
@@ -111,7 +111,7 @@ def _dirichlet(
         raise BadInput(
             f"data.partition: in {_ATTEMPTS} Dirichlet draws with alpha {settings.alpha:g} the smallest of "
             f"{clients} clients had at most {best} training samples, but min_size is {settings.min_size}; "
-            f"raise alpha, lower min_size, or take fewer clients or more data"
+            "raise alpha, lower min_size, or take fewer clients or more data."
         )
     parts = [
         np.split(rng.permutation(m), np.cumsum(row)[:-1]) for m, row in zip(members, counts, strict=True)
@@ -143,14 +143,14 @@ def _dirichlet_counts(
 def _shard_labels(classes: int, each: int, clients: int, rng: np.random.Generator) -> Indices:
     """[client, shard] labels: a shuffled list with every class equally often; a client may get one twice."""
     if each > classes:
-        raise BadInput(f"data.partition.classes_per_client is {each}; the data has {classes} classes")
+        raise BadInput(f"data.partition.classes_per_client is {each}; the data has {classes} classes.")
     per_class, rest = divmod(each * clients, classes)
     if rest or per_class == 0:
         step = classes // np.gcd(classes, each)
         raise BadInput(
             f"data.partition: {clients} clients with classes_per_client {each} are {each * clients} shards, "
             f"which {classes} classes cannot share evenly; take a multiple of {step} clients, "
-            f"or another classes_per_client"
+            "or another classes_per_client."
         )
     labels = np.repeat(np.arange(classes), per_class)
     return rng.permutation(labels).reshape(clients, each)
@@ -181,12 +181,12 @@ def _from_file(
     labels_train: Indices, labels_test: Indices, data: Data, clients: int
 ) -> tuple[list[Indices], list[Indices] | None, Indices]:
     if data.partition.file is None:
-        raise BadInput("data.partition.file is not given; kind 'file' needs the path of a JSON file")
+        raise BadInput("data.partition.file is not given; kind 'file' needs the path of a JSON file.")
     content = read_split_file(data.partition.file, len(labels_train), len(labels_test), clients)
     if data.public != len(content.public):
         raise BadInput(
             f"data.public is {data.public}, but public of {data.partition.file} lists {len(content.public)} "
-            f"samples; both must be the same"
+            f"samples; both must be the same."
         )
     train = [np.array(part, np.int64) for part in content.train]
     test = None if content.test is None else [np.array(part, np.int64) for part in content.test]
@@ -198,11 +198,11 @@ def _check_parts(train: Sequence[Indices], test: Sequence[Indices], settings: Pa
         if len(part) < settings.min_size:
             raise BadInput(
                 f"data.partition: client {k} would have {len(part)} training samples, but min_size is "
-                f"{settings.min_size}; lower min_size, take fewer clients or more data"
+                f"{settings.min_size}; lower min_size, take fewer clients or more data."
             )
     for k, part in enumerate(test):
         if len(part) == 0:
             raise BadInput(
                 f"data.partition: client {k} would have no test sample, for the test set has too few of its "
-                f"labels; take fewer clients, or more test data"
+                f"labels; take fewer clients, or more test data."
             )

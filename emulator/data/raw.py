@@ -15,6 +15,11 @@ SplitName = Literal["train", "test"]
 SPLITS: tuple[SplitName, SplitName] = ("train", "test")
 
 
+def in_one_line(error: Exception) -> str:
+    """An error's own words, fit to stand inside a sentence."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 @dataclass(frozen=True)
 class Raw:
     """Images as uint8 [samples, height, width, channels] or texts as unicode [samples]; labels from 0."""
@@ -36,22 +41,22 @@ def checked(x: dict[SplitName, Array], y: dict[SplitName, Array], where: str, pr
         if len(samples[split]) != len(labels[split]):
             raise BadInput(
                 f"{where}: {prefix}_{split} has {len(samples[split])} samples and y_{split} has "
-                f"{len(labels[split])} labels; both must have the same length"
+                f"{len(labels[split])} labels; both must have the same length."
             )
     if samples["train"].shape[1:] != samples["test"].shape[1:]:
         raise BadInput(
             f"{where}: {prefix}_train has samples of shape {samples['train'].shape[1:]} and {prefix}_test of "
-            f"shape {samples['test'].shape[1:]}; both must be the same"
+            f"shape {samples['test'].shape[1:]}; both must be the same."
         )
     return Raw(samples, labels, _classes(labels, where))
 
 
 def _samples(array: Array, name: str) -> Array:
     if array.ndim == 0 or len(array) == 0:
-        raise BadInput(f"{name} is empty; it must have at least one sample")
+        raise BadInput(f"{name} is empty; it must have at least one sample.")
     if array.dtype.kind == "U":
         if array.ndim != 1:
-            raise BadInput(f"{name} has shape {array.shape}; texts must be an array of one dimension")
+            raise BadInput(f"{name} has shape {array.shape}; texts must be an array of one dimension.")
         return array
     return _pixels(_with_channels(array, name), name)
 
@@ -65,7 +70,7 @@ def _with_channels(array: Array, name: str) -> Array:
             hint = f"; for channels in second place save {name.rpartition(' ')[2]}.transpose(0, 2, 3, 1)"
         raise BadInput(
             f"{name} has shape {array.shape}; images must be (samples, height, width) or "
-            f"(samples, height, width, channels) with 1 or 3 channels{hint}"
+            f"(samples, height, width, channels) with 1 or 3 channels{hint}."
         )
     return array
 
@@ -77,25 +82,25 @@ def _pixels(array: Array, name: str) -> Array:
         low, high = float(array.min()), float(array.max())
         if not (low >= 0.0 and high <= 1.0):  # so written that NaN is refused too
             raise BadInput(
-                f"{name} has values from {low:g} to {high:g}; floating point pixels must be 0 to 1"
+                f"{name} has values from {low:g} to {high:g}; floating point pixels must be 0 to 1."
             )
         pixels: Array = (array * 255.0).round().astype(np.uint8)
         return pixels
     raise BadInput(
         f"{name} is of type {array.dtype}; allowed are uint8 pixels, floating point pixels from 0 to 1, "
-        f"and texts as unicode"
+        "and texts as unicode."
     )
 
 
 def _labels(array: Array, name: str) -> Array:
     if array.ndim != 1 or len(array) == 0:
-        raise BadInput(f"{name} has shape {array.shape}; labels must be one integer for each sample")
+        raise BadInput(f"{name} has shape {array.shape}; labels must be one integer for each sample.")
     if array.dtype.kind not in "iu":
-        raise BadInput(f"{name} is of type {array.dtype}; labels must be integers from 0")
+        raise BadInput(f"{name} is of type {array.dtype}; labels must be integers from 0.")
     wrong = np.flatnonzero((array < 0) | (array > np.iinfo(np.int32).max))
     if len(wrong):
         raise BadInput(
-            f"{name}[{wrong[0]}] is {array[wrong[0]]}; labels must be integers from 0 to classes - 1"
+            f"{name}[{wrong[0]}] is {array[wrong[0]]}; labels must be integers from 0 to classes - 1."
         )
     return array.astype(np.int64)
 
@@ -105,17 +110,17 @@ def _classes(labels: dict[SplitName, Array], where: str) -> int:
     present = np.unique(labels["train"])
     classes = len(present)
     if classes < 2:
-        raise BadInput(f"{where}: y_train has only the label {present[0]}; at least 2 classes are needed")
+        raise BadInput(f"{where}: y_train has only the label {present[0]}; at least 2 classes are needed.")
     if present[-1] != classes - 1:
         missing = int(np.flatnonzero(present != np.arange(classes))[0])
         raise BadInput(
             f"{where}: y_train has {classes} different labels up to {present[-1]} and none is {missing}; "
-            f"labels must be 0 to classes - 1 without gaps"
+            "labels must be 0 to classes - 1 without gaps."
         )
     beyond = np.flatnonzero(labels["test"] >= classes)
     if len(beyond):
         raise BadInput(
             f"{where}: y_test[{beyond[0]}] is {labels['test'][beyond[0]]}; "
-            f"the labels of y_train allow 0 to {classes - 1}"
+            f"the labels of y_train allow 0 to {classes - 1}."
         )
     return classes

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetbed.emulator.data.raw import in_one_line
 from fleetbed.profiles.errors import BadInput
 
 Indices = NDArray[np.int64]
@@ -56,18 +57,18 @@ def read_split_file(name: str, train_size: int, test_size: int, clients: int) ->
     try:
         content = msgspec.json.decode(path.read_bytes(), type=SplitFile)
     except FileNotFoundError as error:
-        raise BadInput(f"data.partition.file: there is no file {path}") from error
+        raise BadInput(f"data.partition.file: there is no file {path}.") from error
     except OSError as error:
-        raise BadInput(f"data.partition.file: {path} cannot be read: {error.strerror}") from error
+        raise BadInput(f"data.partition.file: {path} cannot be read: {error.strerror}.") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(
-            f"{path} is not a partition file: {error}; it must be JSON as "
+            f"{path} is not a partition file: {in_one_line(error)}; it must be JSON as "
             '{"train": [[indices of client 0], ...], "test": [...], "public": [...]}, '
-            "of which test and public may be left out"
+            "of which test and public may be left out."
         ) from error
     for key, parts in (("train", content.train), ("test", content.test)):
         if parts is not None and len(parts) != clients:
-            raise BadInput(f"{path}: {key} has {len(parts)} parts, but the fleet has {clients} clients")
+            raise BadInput(f"{path}: {key} has {len(parts)} parts, but the fleet has {clients} clients.")
     owners: dict[int, str] = {}
     for key, part in (
         ("public", content.public),
@@ -78,17 +79,17 @@ def read_split_file(name: str, train_size: int, test_size: int, clients: int) ->
             if index in owners:
                 raise BadInput(
                     f"{path}: {key} has the sample {index}, which {owners[index]} has already; "
-                    f"a training sample may be listed once"
+                    f"a training sample may be listed once."
                 )
             owners[index] = key
     for k, part in enumerate(content.test or []):
         _check_range(part, test_size, f"{path}: test[{k}]")
         if len(set(part)) < len(part):
-            raise BadInput(f"{path}: test[{k}] lists a sample twice")
+            raise BadInput(f"{path}: test[{k}] lists a sample twice.")
     return content
 
 
 def _check_range(part: list[int], size: int, name: str) -> None:
     for position, index in enumerate(part):
         if not 0 <= index < size:
-            raise BadInput(f"{name}[{position}] is {index}; allowed are 0 to {size - 1}")
+            raise BadInput(f"{name}[{position}] is {index}; allowed are 0 to {size - 1}.")

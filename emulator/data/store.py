@@ -138,7 +138,7 @@ def _first(raw: Raw, split: SplitName, limit: int | None) -> Array | slice:
     if not least <= limit <= len(labels):
         raise BadInput(
             f"data.{split}_limit is {limit}; the {split} split has {len(labels)} samples of {raw.classes} "
-            f"classes, so allowed are {least} to {len(labels)}"
+            f"classes, so allowed are {least} to {len(labels)}."
         )
     counts = balanced_counts(np.bincount(labels, minlength=raw.classes), limit)
     return np.sort(np.concatenate([np.flatnonzero(labels == c)[:count] for c, count in enumerate(counts)]))
@@ -148,5 +148,5 @@ def _refuse_image_settings(data: Data) -> None:
     for name in ("image_size", "channels", "augment"):
         if getattr(data, name):
             raise BadInput(
-                f"data.{name} is {getattr(data, name)!r}, but {data.name} holds texts; it is for images only"
+                f"data.{name} is {getattr(data, name)!r}, but {data.name} holds texts; it is for images only."
             )
