@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from math import isinf
 from typing import Protocol
 
-from fleetbed.emulator.limits.plan import Cap
+from fleetbed.emulator.limits.plan import Cap, with_headroom
 
 
 class MemoryKnob(Protocol):
@@ -40,16 +41,19 @@ class CpuKnob(Protocol):
         ...
 
 
-def judged(knob: str, backend: str, asked: float, got: float, unit: str, note: str = "") -> Cap:
-    """A cap that was read back: it holds if the kernel kept what was written, or something stricter."""
-    if got <= asked * 1.01:
-        return Cap(knob, "enforced", backend, asked, got, unit, note)
-    return Cap(
-        knob,
-        "unavailable",
-        backend,
-        asked,
-        got,
-        unit,
-        note or "the kernel kept another value than was written",
-    )
+def memory_cap(backend: str, asked: int, got: float, note: str) -> Cap:
+    """What was read back holds if it is what was written, or stricter."""
+    if got <= with_headroom(asked):
+        return Cap("memory", "enforced", backend, asked, got, "bytes", note)
+    note = "the kernel kept another value than was written"
+    return Cap("memory", "unavailable", backend, asked, None if isinf(got) else got, "bytes", note)
+
+
+def cpu_cap(backend: str, asked: float, got: float | None, note: str = "") -> Cap:
+    """The ceiling as it was read back; None is none."""
+    if got is None:
+        note = "the kernel did not keep the quota"
+        return Cap("cpu", "unavailable", backend, asked, None, "cores", note)
+    if got > asked * 1.01:
+        note = "the smallest ceiling that the kernel takes; below it pacing alone holds the client"
+    return Cap("cpu", "enforced", f"pacing under a {backend} quota", asked, got, "cores", note)

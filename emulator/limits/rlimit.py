@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from fleetbed.emulator.limits.plan import Cap
+from fleetbed.emulator.limits.plan import Cap, with_headroom
 
 BACKEND = "RLIMIT_DATA"
 NOTE = "approximate: counts private writable memory that is reserved after the fork, touched or not"
@@ -38,7 +38,7 @@ class RlimitMemory:
         status = _read_status()
         self._resident, self._file, self._anon = status["VmRSS"], status["RssFile"], status["RssAnon"]
         if self._limit is not None:
-            limit = status["VmData"] + self._limit
+            limit = status["VmData"] + with_headroom(self._limit)
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
             self._got = resource.getrlimit(resource.RLIMIT_DATA)[0] - status["VmData"]
         self.reset_peak()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
 
 from fleetbed.emulator.limits.cgroup import read_entry, upwards, write
-from fleetbed.emulator.limits.knobs import judged
-from fleetbed.emulator.limits.plan import Cap, quota_for
+from fleetbed.emulator.limits.knobs import cpu_cap, memory_cap
+from fleetbed.emulator.limits.plan import Cap, quota_for, with_headroom
 
 BACKEND = "cgroup v1"
 
@@ -21,18 +20,17 @@ class MemoryV1:
 
     def _limit(self, asked: int) -> Cap:
         file = self._folder / "memory.limit_in_bytes"
-        pages = -(-asked // mmap.PAGESIZE)  # the kernel rounds down, and a client must not die below its cap
-        write(file, pages * mmap.PAGESIZE)
+        write(file, with_headroom(asked))
         with_swap = self._folder / "memory.memsw.limit_in_bytes"
         note = ""
         if with_swap.exists():
-            write(with_swap, pages * mmap.PAGESIZE)
+            write(with_swap, with_headroom(asked))
         else:
             note = "swap is not accounted by this kernel: a client may swap beyond its cap"
         outer = read_entry(self._folder / "memory.stat", "hierarchical_memory_limit")
         if outer is not None and outer < asked:
             note = f"an outer group allows only {outer} bytes"
-        return judged("memory", BACKEND, asked, int(file.read_text()), "bytes", note)
+        return memory_cap(BACKEND, asked, int(file.read_text()), note)
 
     def enter(self) -> None:
         pass
@@ -67,17 +65,8 @@ class CpuV1:
         quota = quota_for(allowed)
         write(self._folder / "cpu.cfs_period_us", quota.period_us)
         write(self._folder / "cpu.cfs_quota_us", quota.quota_us)
-        got = _cores(self._folder)
-        if got is None:
-            return Cap(
-                "cpu", "unavailable", BACKEND, asked, None, "cores", "the kernel did not keep the quota"
-            )
-        note = (
-            f"an outer group allows only {outer:g} cores" if allowed < asked else "the ceiling above pacing"
-        )
-        if got > asked * 1.01:
-            note = "the smallest ceiling that the kernel takes; pacing alone holds the client below it"
-        return Cap("cpu", "enforced", f"pacing, {BACKEND} quota", asked, got, "cores", note)
+        note = f"an outer group allows only {outer:g} cores" if allowed < asked else ""
+        return cpu_cap(BACKEND, asked, _cores(self._folder), note)
 
     def throttled_s(self) -> float:
         return (read_entry(self._folder / "cpu.stat", "throttled_time") or 0) / 1e9

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
-from collections.abc import Iterable
 from contextlib import suppress
+from math import inf, isinf
 from pathlib import Path
 
 import psutil
 
 from fleetbed.emulator.limits import cgroup
 from fleetbed.emulator.limits.cgroup import members, read_entry, read_words, upwards, write
-from fleetbed.emulator.limits.knobs import judged
-from fleetbed.emulator.limits.plan import Cap, quota_for
+from fleetbed.emulator.limits.knobs import cpu_cap, memory_cap
+from fleetbed.emulator.limits.plan import Cap, quota_for, with_headroom
 
 BACKEND = "cgroup v2"
 HOST_LEAF = "fleetbed-host"  # where the processes of a delegated group go while it has limited children
@@ -28,19 +27,16 @@ class MemoryV2:
 
     def _limit(self, asked: int, mount: Path) -> Cap:
         file = self._folder / "memory.max"
-        pages = -(-asked // mmap.PAGESIZE)  # the kernel rounds down, and a client must not die below its cap
-        write(file, pages * mmap.PAGESIZE)
+        write(file, with_headroom(asked))
         swap = self._folder / "memory.swap.max"
         note = ""
         if swap.exists():
             write(swap, 0)
         else:
             note = "swap is not accounted by this kernel: a client may swap beyond its cap"
-        outer = min(_limits(upwards(self._folder.parent, mount)), default=asked)
-        if outer < asked:
+        if (outer := _outer_bytes(self._folder, mount)) < asked:
             note = f"an outer group allows only {outer} bytes"
-        kept = file.read_text().strip()
-        return judged("memory", BACKEND, asked, float("inf") if kept == "max" else int(kept), "bytes", note)
+        return memory_cap(BACKEND, asked, _number(file.read_text()), note)
 
     def enter(self) -> None:
         pass
@@ -84,24 +80,21 @@ class CpuV2:
         quota = quota_for(asked)
         file = self._folder / "cpu.max"
         write(file, f"{quota.quota_us} {quota.period_us}")
-        kept, period = file.read_text().split()
-        if kept == "max":
-            return Cap(
-                "cpu", "unavailable", BACKEND, asked, None, "cores", "the kernel did not keep the quota"
-            )
-        got = int(kept) / int(period)
-        note = "the ceiling above pacing"
-        if got > asked * 1.01:
-            note = "the smallest ceiling that the kernel takes; pacing alone holds the client below it"
-        return Cap("cpu", "enforced", f"pacing, {BACKEND} quota", asked, got, "cores", note)
+        kept, period = map(_number, file.read_text().split())
+        return cpu_cap(BACKEND, asked, None if isinf(kept) else kept / period)
 
     def throttled_s(self) -> float:
         return (read_entry(self._folder / "cpu.stat", "throttled_usec") or 0) / 1e6
 
 
-def _limits(folders: Iterable[Path]) -> list[int]:
-    words = [read_words(folder / "memory.max") for folder in folders]
-    return [int(w[0]) for w in words if w and w[0] != "max"]
+def _number(text: str) -> float:
+    return inf if text.strip() == "max" else int(text)
+
+
+def _outer_bytes(folder: Path, mount: Path) -> float:
+    """What the groups around this one allow; the root group has no such file."""
+    files = [group / "memory.max" for group in upwards(folder.parent, mount)]
+    return min((_number(file.read_text()) for file in files if file.exists()), default=inf)
 
 
 def base_of(own: Path) -> Path:
