@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from fleetbed.cli import profiles
+from fleetbed.cli import data, profiles
 from fleetbed.cli.common import complain
 from fleetbed.profiles.errors import FleetbedError
 
@@ -28,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(profiles.app, name="profiles", rich_help_panel=DESCRIBE)
+app.add_typer(data.app, name="data", rich_help_panel=DESCRIBE)
 app.command("schema", rich_help_panel=DESCRIBE)(profiles.schema)
 
 

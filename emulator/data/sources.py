@@ -15,6 +15,7 @@ from fleetbed.profiles.errors import BadInput, nearest
 from fleetbed.profiles.experiment import Data
 
 SHIPPED = "fashion-mini"
+SHIPPED_TITLE = "a part of Fashion-MNIST with equal classes, 10 classes of clothes"
 SHIPPED_FILE = Path(__file__).with_name("fashion-mini.npz")
 
 
