@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -34,6 +33,8 @@ app.command("schema", rich_help_panel=DESCRIBE)(profiles.schema)
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata
+
         print(f"fleetbed {metadata.version('fleetbed')}")
         raise typer.Exit
 

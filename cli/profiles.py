@@ -154,7 +154,7 @@ def _find(name: str, kind: Kind | None, search: Sequence[Path]) -> tuple[Kind, P
     kinds: list[Kind] = [each for each in FOLDERS if name in available(each, search)]
     if not kinds:
         everything = {known for each in FOLDERS for known in available(each, search)}
-        raise nearest(name, everything, "profile", "the name")
+        raise nearest(name, everything, "profile", "")
     if len(kinds) > 1:
         raise BadInput(
             f"the name {name} is that of {' and '.join(f'one {each}' for each in kinds)}: add --kind."
@@ -246,7 +246,7 @@ def _show_figures(profile: Device | Link, path: Path) -> None:
     for key, value in _leaves(msgspec.to_builtins(profile)):
         groups = [key.rsplit(".", n)[0] for n in range(key.count(".") + 1)]
         entry = next((origin[group] for group in groups if group in origin), None)
-        source = " ".join(part for part in (entry.source, entry.note) if part) if entry else ""
+        source = "; ".join(part for part in (entry.source, entry.note) if part) if entry else ""
         rows.append([key, value, entry.kind if entry else "", source])
     print_table(f"{profile.title} ({path})", ["figure", "value", "kind", "source"], rows)
 

@@ -32,14 +32,13 @@ class HostCannot(FleetbedError):
 def nearest(name: str, allowed: Iterable[str], what: str, where: str) -> BadInput:
     """The error for a name that nobody knows, with the nearest known ones; `where` leads the sentence."""
     known = sorted(allowed)
+    inside = [each for each in known if len(name) > 2 and name.lower() in each.lower()]
+    close = inside[:3] or get_close_matches(name[:200], known, n=3, cutoff=0.5)
+    hints = [f"did you mean {' or '.join(close)}?"] if close else []
+    if len(known) <= 24:
+        hints.append(f"allowed are {', '.join(known)}." if known else "there are none.")
+    elif not close:
+        hints.append(f"there are {len(known)}, from {known[0]} to {known[-1]}.")
     shown = name if len(name) <= 60 else name[:57] + "..."
-    close = get_close_matches(name[:200], known, n=3, cutoff=0.5)
-    if close:
-        hint = f"did you mean {' or '.join(close)}?"
-    elif not known:
-        hint = "there are none."
-    elif len(known) > 24:
-        hint = f"there are {len(known)}, from {known[0]} to {known[-1]}."
-    else:
-        hint = f"allowed are {', '.join(known)}."
-    return BadInput(f"{where}: there is no {what} {shown!r}; {hint}")
+    lead = f"{where}: " if where else ""
+    return BadInput(f"{lead}there is no {what} {shown!r}; {' '.join(hints)}")

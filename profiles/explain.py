@@ -9,7 +9,7 @@ import msgspec
 from msgspec import inspect
 
 from fleetbed.profiles.errors import BadInput, nearest
-from fleetbed.profiles.yaml_text import shorten
+from fleetbed.profiles.yaml_text import QUOTE, shorten
 
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<key>key` in `)?\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[(\d+|\.\.\.)\]")
@@ -40,7 +40,7 @@ def explain(error: msgspec.ValidationError, tree: Any, type_: Any, where: str, p
 
     if unknown := re.search(r"unknown field `(.*)`", what, re.DOTALL):
         name = f"{key}.{unknown[1]}" if key else unknown[1]
-        return nearest(unknown[1], fields, "key", f"{where}: {shorten(name, 120)}")
+        return nearest(unknown[1], fields, "key", f"{where}: {shorten(name, 120).strip(QUOTE)}")
     if missing := re.search(r"missing required field `(.*)`", what):
         name = f"{key}.{missing[1]}" if key else missing[1]
         need = describe(_type_at(allowed, [missing[1]]))
@@ -57,7 +57,9 @@ def describe(type_: inspect.Type) -> str:
     if isinstance(type_, inspect.Metadata):
         return describe(type_.type)
     if isinstance(type_, inspect.UnionType):
-        return " or ".join(describe(part) for part in type_.types)
+        floats = any(isinstance(part, inspect.FloatType) for part in type_.types)
+        left_out = (inspect.NoneType, inspect.IntType) if floats else (inspect.NoneType,)
+        return " or ".join(describe(part) for part in type_.types if not isinstance(part, left_out))
     if isinstance(type_, inspect.LiteralType):
         values = [shorten(value).strip('"') for value in type_.values]
         return values[0] if len(values) == 1 else "one of " + ", ".join(values)
@@ -68,8 +70,6 @@ def describe(type_: inspect.Type) -> str:
         return "text" + (" without slashes that does not start with a dot" if type_.pattern else "")
     if isinstance(type_, inspect.BoolType):
         return "true or false"
-    if isinstance(type_, inspect.NoneType):
-        return "null"
     if isinstance(type_, inspect.VarTupleType):
         least = f" of at least {type_.min_length}" if type_.min_length else ""
         return f"a list{least}"

@@ -14,7 +14,7 @@ from fleetbed.profiles.fleet import on_own_link, overridden, sizes
 from fleetbed.profiles.loading import Kind, T, decode
 from fleetbed.profiles.settings import apply_settings
 from fleetbed.profiles.types import ClientSpec, Device, Fleet, Link
-from fleetbed.profiles.yaml_text import read_mapping, shorten
+from fleetbed.profiles.yaml_text import QUOTE, read_mapping, shorten
 
 Search = Sequence[Path]  # the folders given by --profiles, first one first
 
@@ -75,15 +75,15 @@ def looks_like_path(name: str) -> bool:
 
 def find(kind: Kind, name: str, search: Search = (), where: str = "") -> Path:
     """The file that a name stands for. `where` says who asked, for the error."""
-    at = where or "--profiles" * bool(search) or "the name"
     if looks_like_path(name):
         path = Path(name).expanduser()
         if not path.is_file():
-            raise BadInput(f"{at}: the {kind} file {shorten(name, 200)} does not exist.")
+            lead = f"{where}: " if where else ""
+            raise BadInput(f"{lead}the {kind} file {name} does not exist.")
         return path
     known = available(kind, search)
     if name not in known:
-        raise nearest(name, known, kind, at)
+        raise nearest(name, known, kind, where)
     return known[name]
 
 
@@ -103,7 +103,7 @@ def load_experiment(name: str, search: Search = (), sets: Sequence[str] = ()) ->
     """The experiment with every `key.path=value` of `sets` applied, then checked as a whole."""
     path = find("experiment", name, search)
     tree = _rebased(read_mapping(path), "experiment", path.parent)
-    where = str(path) + "".join(f" with --set {shorten(item).strip(chr(34))}" for item in sets)
+    where = str(path) + "".join(f" with --set {shorten(item).strip(QUOTE)}" for item in sets)
     return decode(apply_settings(tree, sets), Experiment, where)
 
 
@@ -119,10 +119,10 @@ def clients_of(fleet: Fleet, search: Search = (), where: str = "the fleet") -> t
         if link_name == device.link:
             link = on_own_link(device, link)
         kind = Path(member.device).stem if looks_like_path(member.device) else member.device
-        clients.extend(
-            ClientSpec(number=len(clients) + n, kind=kind, device=device, link_name=link_name, link=link)
-            for n in range(size)
-        )
+        for client in range(len(clients), len(clients) + size):
+            clients.append(
+                ClientSpec(number=client, kind=kind, device=device, link_name=link_name, link=link)
+            )
     return tuple(clients)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleetbed.profiles.errors import BadInput
-from fleetbed.profiles.yaml_text import parse, shorten
+from fleetbed.profiles.yaml_text import QUOTE, parse, shorten
 
 
 def apply_settings(tree: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def apply_settings(tree: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
     """
     for item in sets:
         key, equals, text = item.partition("=")
-        where = f"--set {shorten(item, 80).strip(chr(34))}"
+        where = f"--set {shorten(item, 80).strip(QUOTE)}"
         if not equals or not key.strip():
             raise BadInput(f"{where}: key.path=value is needed, for example --set rounds=20.")
         steps = key.strip().split(".")

@@ -16,6 +16,7 @@ import yaml
 from fleetbed.profiles.errors import BadInput
 
 MAX_BYTES = 1 << 20
+QUOTE = '"'  # around text in a sentence
 _INT_LIMIT = 2**63
 
 
@@ -82,7 +83,7 @@ def shorten(value: Any, limit: int = 60) -> str:
         return "true" if value else "false"
     text = "".join(c if c.isprintable() else "?" for c in str(value))
     text = text if len(text) <= limit else text[: limit - 3] + "..."
-    return f'"{text}"' if isinstance(value, str) else text
+    return f"{QUOTE}{text}{QUOTE}" if isinstance(value, str) else text
 
 
 def _read(path: Path) -> str:
@@ -155,12 +156,12 @@ def _scalar(kind: str, text: str, spot: str) -> Any:
 
 
 def _join(path: str, key: str) -> str:
-    key = shorten(key, 40).strip('"')
+    key = shorten(key, 40).strip(QUOTE)
     return f"{path}.{key}" if path else key
 
 
 def _few(mapping: dict[str, Any]) -> str:
-    keys = [shorten(key, 20).strip('"') for key in list(mapping)[:3]]
+    keys = [shorten(key, 20).strip(QUOTE) for key in list(mapping)[:3]]
     return "the key " + keys[0] if len(mapping) == 1 else f"{len(mapping)} keys ({', '.join(keys)}...)"
 
 

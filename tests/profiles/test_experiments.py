@@ -1,0 +1,100 @@
+"""`--set`, paths, and the runs that a study consists of."""
+
+from pathlib import Path
+
+import pytest
+
+from fleetbed.profiles import BadInput, load_experiment, runs
+
+
+@pytest.mark.parametrize(
+    ("setting", "key", "value"),
+    [
+        ("rounds=20", "rounds", 20),
+        ("training.optimizer.lr=1e-3", "training.optimizer.lr", 0.001),
+        ("algorithms.0.params.mu=0.1", "algorithms.0.params", {"mu": 0.1}),
+        ("algorithms.2.name=private", "algorithms.2.name", "private"),  # the place after the last adds one
+        ("seeds=[4, 5]", "seeds", (4, 5)),
+        ("seeds.0=9", "seeds", (9,)),
+        ("data.augment.0=crop", "data.augment", ("crop",)),
+        ("timing.dilation=2", "timing.dilation", 2.0),
+        ("timing.dilation=auto", "timing.dilation", "auto"),
+        ("data.name=cifar10", "data.name", "cifar10"),
+        ("budgets.round_s=", "budgets.round_s", None),
+        ("title=a=b", "title", "a=b"),
+        ("model.options={}", "model.options", {}),
+        (" rounds = 7", "rounds", 7),
+    ],
+)
+def test_set(setting: str, key: str, value: object) -> None:
+    found: object = load_experiment("demo", sets=[setting])
+    for step in key.split("."):
+        found = found[int(step)] if isinstance(found, tuple) else getattr(found, step)
+    assert found == value
+
+
+def test_settings_apply_in_order_and_the_whole_is_checked_after() -> None:
+    sets = ["policies.0.kind=deadline", "policies.0.deadline_s=5", "policies.0.deadline_s=1e3"]
+    assert load_experiment("demo", sets=sets).policies[0].deadline_s == 1000.0
+    with pytest.raises(
+        BadInput, match=r"with --set policies\.0\.kind=deadline: policies\.0\.kind is deadline, but"
+    ):
+        load_experiment("demo", sets=sets[:1])
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("rounds", "--set rounds: key.path=value is needed, for example --set rounds=20."),
+        ("=3", "--set =3: key.path=value is needed"),
+        ("a..b=3", "--set a..b=3: the key path has an empty part"),
+        ("title.x=3", "--set title.x=3: title is "),
+        ("algorithms.7.name=x", '--set algorithms.7.name=x: algorithms is a list of 2, but "7" '),
+        ("algorithms.first.name=x", '--set algorithms.first.name=x: algorithms is a list of 2, but "first" '),
+        ("rounds=[", "--set rounds=[ is not valid YAML"),
+        ("rounds={a: 1, a: 2}", "--set rounds={a: 1, a: 2}, line 1: the key a is given twice"),
+    ],
+)
+def test_bad_settings(setting: str, expected: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        load_experiment("demo", sets=[setting])
+    assert str(caught.value).startswith(expected), str(caught.value)
+
+
+def test_every_combination_is_one_run_with_paired_seeds() -> None:
+    study = load_experiment(
+        "demo",
+        sets=["seeds=[1, 2]", "policies=[{kind: sync}, {kind: async, label: async-4, concurrency: 4}]"],
+    )
+    assert [run.name for run in runs(study)] == [
+        "heteroavg-sync-1",
+        "heteroavg-sync-2",
+        "heteroavg-async-4-1",
+        "heteroavg-async-4-2",
+        "fedin-sync-1",
+        "fedin-sync-2",
+        "fedin-async-4-1",
+        "fedin-async-4-2",
+    ]
+
+
+def test_paths_of_an_experiment_are_relative_to_its_file_and_names_stay_names(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text(
+        "title: x\nfleet: fleets/f.yaml\nalgorithms: [{name: a}]\n"
+        "data: {name: own.npz, root: torch, partition: {kind: file, file: p.json}}\n"
+        "server: {device: jetson-nano}\n"
+    )
+    experiment = load_experiment(str(file))
+    assert experiment.fleet == str(tmp_path / "fleets" / "f.yaml")
+    assert experiment.data.name == str(tmp_path / "own.npz")
+    assert experiment.data.root == str(tmp_path / "torch")
+    assert experiment.data.partition.file == str(tmp_path / "p.json")
+    assert experiment.server.device == "jetson-nano"
+    assert load_experiment(str(file), sets=["data.name=other.npz"]).data.name == "other.npz"
+
+
+def test_an_experiment_of_ones_own_is_found_by_name(tmp_path: Path) -> None:
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "mine.yaml").write_text("title: Mine\nfleet: demo\nalgorithms: [{name: a}]\n")
+    assert load_experiment("mine", [tmp_path]).title == "Mine"
