@@ -2,8 +2,8 @@
 
 A method is a module of `emulator/algorithms/` (or an entry point in the group `fleetbed.algorithms`) with two
 names: `Params`, a frozen type of its parameters, and `Method`, a subclass of `Algorithm`. The server half
-runs in the broker, the client half in the client's process; both are given the same `Context`, neither keeps state
-in `self`: what lasts is in the server's state or in the client's kept state.
+runs in the broker, the client half in the client's process; both are given the same `Context`, neither keeps
+state in `self`: what lasts is in the server's state or in the client's kept state.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Merged:
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """A model to evaluate: the variant's initial tensors, over them what `client` kept below `prefix`, over
-    them `tensors`. So a global model gives all of its tensors, a personal one none, a shared part just itself."""
+    them `tensors`. So a global model gives all of its tensors, a personal one none, others a shared part."""
 
     name: str
     variant: str
@@ -178,6 +178,13 @@ class Algorithm(ABC):
     @abstractmethod
     def work(self, state: Bundle, client: Client, stage: str) -> Work:
         """What the task will do."""
+
+    def heaviest(self, state: Bundle, client: Client) -> Work:
+        """The most that any task of this client will ask for: what its variant is chosen by.
+
+        `state` is the first one. By default the first task is as heavy as all others.
+        """
+        return self.work(state, client, self.needs.stages[0])
 
     @abstractmethod
     def client(self, job: Job, stage: str) -> Reply:

@@ -7,17 +7,10 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from fleetbed.emulator.algorithm import Client
 from fleetbed.emulator.limits.plan import Cap, LimitPlan
 from fleetbed.models.work import Part
 from fleetbed.profiles.experiment import RunConfig
-
-
-class Member(Struct, frozen=True):
-    """A client as workers know it."""
-
-    number: int
-    variant: str
-    samples: int
 
 
 class Setup(Struct, frozen=True, kw_only=True):
@@ -26,7 +19,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     config: RunConfig
     folder: str
     dataset: str
-    clients: tuple[Member, ...] = ()
+    clients: tuple[Client, ...] = ()
 
 
 # broker -> worker, over ZeroMQ
@@ -66,11 +59,7 @@ class Measure(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields
     optimise: bool
 
 
-class Leave(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """End in order."""
-
-
-ToWorker = Train | Evaluate | Measure | Leave
+ToWorker = Train | Evaluate | Measure
 to_worker = msgspec.msgpack.Decoder(ToWorker)
 
 
@@ -78,8 +67,9 @@ to_worker = msgspec.msgpack.Decoder(ToWorker)
 
 
 class Hello(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    worker: str
-    pid: int
+    """A worker is inside its limits: what became of each, read back."""
+
+    caps: tuple[Cap, ...]
 
 
 class Trained(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -145,16 +135,11 @@ class Ready(Struct, frozen=True, tag=True):
     backend: str
 
 
-class Spawned(Struct, frozen=True, tag=True):
-    worker: str
-    pid: int
-    caps: tuple[Cap, ...]
-
-
 class Exited(Struct, frozen=True, tag=True):
     worker: str
     status: int  # negative: the signal that ended it
     oom: bool
+    ordered: bool  # the broker had it killed, and it was alive until then
 
 
 class Trouble(Struct, frozen=True, tag=True):
@@ -164,5 +149,5 @@ class Trouble(Struct, frozen=True, tag=True):
     text: str
 
 
-FromZygote = Ready | Spawned | Exited | Trouble
+FromZygote = Ready | Exited | Trouble
 from_zygote = msgspec.msgpack.Decoder(FromZygote)

@@ -73,9 +73,7 @@ class Pipe(Struct):
             left -= transfer.rate_bit_s
 
 
-def transfer(
-    link: Link, *, up: bool, size_bytes: int, server: Link, seed: int, client: int, task: int
-) -> Transfer:
+def transfer(link: Link, *, up: bool, size_bytes: int, server: Link, seed: int, client: int, task: int) -> Transfer:
     """A transfer with its randomness drawn: keyed by client, task and direction.
 
     Half a round trip of each end and the jitter of the client's link delay it. Lost segments are sent again;

@@ -67,7 +67,7 @@ def pack(bundle: Bundle) -> list[Buffer]:
     for name, tensor in bundle.tensors.items():
         flat = tensor.detach().contiguous()
         specs.append(TensorSpec(name, DTYPE_NAMES[flat.dtype], tuple(flat.shape)))
-        buffers.append(memoryview(flat.numpy()).cast("B") if flat.numel() else b"")
+        buffers.append(flat.view(-1).numpy().data.cast("B") if flat.numel() else b"")
     return [_encode(Manifest(specs, bundle.values)), *buffers]
 
 

@@ -1,0 +1,248 @@
+"""The broker: one ROUTER socket, one process per client, and never more load admitted than the host can honour.
+
+It knows processes and sockets, nothing of device time beyond the order in which orders are admitted.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from fleetbed.emulator import wire
+from fleetbed.emulator.executor import SERVICE, Order, Outcome, outcome_of
+from fleetbed.emulator.launcher import Launcher
+from fleetbed.emulator.limits.plan import Cap, LimitPlan
+from fleetbed.emulator.messages import Configure, Exited, Hello, Kill, Spawn, Trouble, from_worker
+from fleetbed.emulator.worker import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
+from fleetbed.profiles.errors import FleetbedError
+
+TICK_S = 0.25
+
+
+@dataclass
+class Worker:
+    """A worker as the broker sees it: not started, starting (no socket yet), idle or busy."""
+
+    name: str
+    title: str
+    plan: LimitPlan
+    alive: bool = False
+    leaving: bool = False  # killed, or done with its one task; it takes no order until its end was reported
+    socket: int | None = None  # the connection's file descriptor, by which its loss is reported
+    order: Order | None = None
+    sent_s: float | None = None
+
+
+class Broker:
+    def __init__(
+        self,
+        launcher: Launcher,
+        *,
+        capacity: float,
+        one_task: bool,
+        on_tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.outcomes: dict[int, Outcome] = {}
+        self.caps: dict[str, tuple[Cap, ...]] = {}
+        self._launcher = launcher
+        self._capacity = capacity
+        self._one_task = one_task
+        self._on_tick = on_tick
+        self._workers: dict[str, Worker] = {}
+        self._queue: list[tuple[float, int, Order]] = []
+        self._context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.linger = 0
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a restarted client takes its name over
+        self._router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        self._router.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES)
+        self._monitor = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._router.bind(launcher.address)
+        self._poller = zmq.Poller()
+        for source in (self._router, self._monitor, launcher.fileno()):
+            self._poller.register(source, zmq.POLLIN)
+
+    def configure(self, setup: str) -> None:
+        self._launcher.configure(Configure(setup))
+
+    def enlist(self, name: str, title: str, plan: LimitPlan) -> None:
+        """Make a worker known; its process starts with its first order, or by `start`."""
+        self._workers[name] = Worker(name, title, plan)
+
+    def start(self, names: list[str]) -> None:
+        """Start these workers now and wait until each has said hello."""
+        for name in names:
+            self._spawn(self._workers[name])
+        while any(self._workers[name].socket is None for name in names):
+            self._pump(TICK_S)
+
+    def running(self) -> list[Order]:
+        return [worker.order for worker in self._workers.values() if worker.order is not None]
+
+    def submit(self, order: Order) -> None:
+        heapq.heappush(self._queue, (order.start_s, order.task, order))
+        self._admit()
+
+    def wait(self, task: int) -> Outcome:
+        while task not in self.outcomes:
+            self._pump(TICK_S)
+        return self.outcomes.pop(task)
+
+    def cancel(self, task: int) -> None:
+        self.outcomes.pop(task, None)
+        self._queue = [entry for entry in self._queue if entry[2].task != task]
+        heapq.heapify(self._queue)
+        for worker in self._workers.values():
+            if worker.order is not None and worker.order.task == task:
+                worker.order = None
+                self._kill(worker)
+
+    def close(self) -> None:
+        self._launcher.close()
+        self._router.disable_monitor()
+        self._monitor.close(linger=0)
+        self._router.close()
+        self._context.term()
+
+    # the host's side: admission, messages, deaths
+
+    def _admit(self) -> None:
+        """Start orders by device start time as long as the host can honour the load.
+
+        The load is counted from scratch: sums of floats that come and go would drift.
+        """
+        while self._queue:
+            busy = self.running()
+            order = self._queue[0][2]
+            if busy and sum(o.load for o in busy) + order.load > self._capacity + 1e-9:
+                return
+            worker = self._worker_for(order)
+            if worker is None:
+                return
+            heapq.heappop(self._queue)
+            worker.order, worker.sent_s = order, None
+            if not worker.alive:
+                self._spawn(worker)
+            elif worker.socket is not None:
+                self._send(worker)
+
+    def _worker_for(self, order: Order) -> Worker | None:
+        if order.worker != SERVICE:
+            candidates = [self._workers[order.worker]]
+        else:
+            candidates = [w for w in self._workers.values() if w.name.startswith(SERVICE)]
+        return next((w for w in candidates if w.order is None and not w.leaving), None)
+
+    def _spawn(self, worker: Worker) -> None:
+        worker.alive, worker.leaving, worker.socket = True, False, None
+        one_task = self._one_task and not worker.name.startswith(SERVICE)
+        self._launcher.tell(Spawn(worker=worker.name, title=worker.title, plan=worker.plan, one_task=one_task))
+
+    def _send(self, worker: Worker) -> None:
+        assert worker.order is not None
+        worker.sent_s = time.monotonic()
+        try:
+            self._router.send_multipart(
+                [worker.name.encode(), wire.control(worker.order.header), *worker.order.frames], copy=False
+            )
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._kill(worker)  # its connection has gone; its exit will be reported and ends the order
+
+    def _pump(self, timeout_s: float) -> None:
+        """Handle what has come in, or what the clock says."""
+        ready = dict(self._poller.poll(round(timeout_s * 1000)))
+        if self._router in ready:
+            self._drain_router()
+        if self._monitor in ready:
+            self._on_disconnected(recv_monitor_message(self._monitor)["value"])
+        if self._launcher.fileno() in ready:
+            self._on_zygote()
+        now_s = time.monotonic()
+        for worker in self._workers.values():
+            order = worker.order
+            if order is not None and worker.sent_s is not None and now_s > worker.sent_s + order.limit_s:
+                self._end(worker, "hang", f"no answer within {order.limit_s:.0f} s")
+                self._kill(worker)
+        self._admit()
+        self._on_tick()
+
+    def _drain_router(self) -> None:
+        while True:
+            try:
+                frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            worker = self._workers.get(bytes(frames[0].buffer).decode(errors="replace"))
+            if worker is None:
+                continue  # nobody we started: its messages lead nowhere
+            try:
+                self._on_message(worker, frames[1:])
+            except wire.WireError as error:
+                self._end(worker, "crash", f"it sent rubbish: {error}")
+                self._kill(worker)
+
+    def _on_message(self, worker: Worker, frames: list[zmq.Frame]) -> None:
+        if not frames:
+            raise wire.WireError("an empty message")
+        if worker.socket is None:
+            hello = wire.parse_control(from_worker, frames[0])
+            if not isinstance(hello, Hello):
+                raise wire.WireError(f"{type(hello).__name__} before hello")
+            worker.socket = frames[0].get(zmq.SRCFD)
+            self.caps[worker.name] = hello.caps
+            if worker.order is not None:
+                self._send(worker)
+            return
+        order = worker.order
+        if order is None or worker.sent_s is None:
+            raise wire.WireError("an answer that nobody asked for")
+        outcome = outcome_of(frames, worker.sent_s, time.monotonic())
+        if outcome.answer is not None and outcome.answer.task != order.task:
+            raise wire.WireError(f"an answer to task {outcome.answer.task} instead of {order.task}")
+        worker.order = None
+        worker.leaving = self._one_task and not worker.name.startswith(SERVICE)
+        self.outcomes[order.task] = outcome
+
+    def _on_disconnected(self, descriptor: int) -> None:
+        """Heartbeats stopped or the process died. A stopped process is alive, so it must be ended."""
+        for worker in self._workers.values():
+            if worker.socket == descriptor and worker.alive:
+                worker.socket = None
+                if worker.order is not None:
+                    self._kill(worker)
+
+    def _on_zygote(self) -> None:
+        message = self._launcher.hear()
+        if isinstance(message, Exited):
+            worker = self._workers[message.worker]
+            worker.alive, worker.leaving, worker.socket = False, False, None
+            if message.oom:
+                self._end(worker, "oom", "killed by the kernel at its memory cap")
+            elif message.ordered:
+                self._end(worker, "hang", "its heartbeats stopped")
+            else:
+                how = f"signal {-message.status}" if message.status < 0 else f"exit status {message.status}"
+                self._end(worker, "crash", f"ended by {how}")
+        elif isinstance(message, Trouble):
+            raise FleetbedError(f"worker {message.worker}: {message.text}")
+
+    def _end(self, worker: Worker, kind: Literal["oom", "crash", "hang"], detail: str) -> None:
+        if worker.order is not None:
+            self.outcomes[worker.order.task] = Outcome(
+                kind=kind, detail=detail, host_start_s=worker.sent_s, host_end_s=time.monotonic()
+            )
+            worker.order = None
+
+    def _kill(self, worker: Worker) -> None:
+        worker.leaving = True
+        self._launcher.tell(Kill(worker.name))

@@ -1,0 +1,396 @@
+"""The engine: one loop over the timeline that serves every policy and every method.
+
+Pop the head in device time; a compute event whose host work is not done blocks (only the head ever does); one that
+overran its plan is put back at its real end; `downloaded` starts compute, `computed` starts the upload, `uploaded`
+hands the result to the policy. What a task is sent is a snapshot taken when it is dispatched, so computing never
+waits for a merge.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fleetbed.emulator import wire
+from fleetbed.emulator.algorithm import Algorithm, Arrival, Client
+from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.evaluation import Evaluations
+from fleetbed.emulator.executor import Executor, Order, Outcome
+from fleetbed.emulator.messages import Train, Trained
+from fleetbed.emulator.network import transfer
+from fleetbed.emulator.planner import Planner, server_seconds
+from fleetbed.emulator.policies import AnyPolicy, Decision
+from fleetbed.emulator.records import Records
+from fleetbed.emulator.task import Task, task_row
+from fleetbed.emulator.timeline import Event, Kind, Timeline
+from fleetbed.profiles.errors import FleetbedError
+from fleetbed.profiles.experiment import RunConfig
+from fleetbed.profiles.types import ClientSpec, Device, Link
+
+#: so many rounds in a row without a single result end the run: nothing will come of it
+MOST_EMPTY_ROUNDS = 20
+
+
+@dataclass
+class Participant:
+    """A client of the run, with what was chosen for it."""
+
+    spec: ClientSpec
+    client: Client
+    cap_bytes: int
+    capped: bool = True  # False: a variant was forced on it that need not fit
+    share: float = 1.0  # of a host core, while its task runs
+    kept: str | None = None  # the committed file of what it keeps
+
+    @property
+    def worker(self) -> str:
+        return f"client-{self.spec.name}"
+
+
+@dataclass
+class Progress:
+    """Where the run stands; all of it goes into a checkpoint."""
+
+    timeline: Timeline
+    policy: AnyPolicy
+    state: Bundle
+    version: int = 0
+    next_task: int = 0
+    tasks: dict[int, Task] = field(default_factory=dict)  # in flight or arrived, not merged yet
+    sent: dict[int, Bundle] = field(default_factory=dict)
+    merging: list[tuple[int, ...]] = field(default_factory=list)  # the head is being merged by the server
+    round_start_s: float = 0.0
+    round_host_s: float = 0.0
+    empty_rounds: int = 0
+
+
+class Engine:
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        participants: dict[int, Participant],
+        server: Device,
+        server_link: Link,
+        method: Algorithm,
+        planner: Planner,
+        dilation: float | None,
+        executor: Executor,
+        evaluations: Evaluations,
+        records: Records,
+        progress: Progress,
+        checkpoint: Callable[[Progress], None],
+        started_s: float,
+    ) -> None:
+        self._config = config
+        self._participants = participants
+        self._server = server
+        self._server_link = server_link
+        self._method = method
+        self._planner = planner
+        self._dilation = dilation  # None: full speed, durations are the plan's
+        self._executor = executor
+        self._evaluations = evaluations
+        self._records = records
+        self._checkpoint = checkpoint
+        self._started_s = started_s
+        self._replies: dict[int, Bundle] = {}
+        self._outcomes: dict[int, Outcome] = {}
+        self.progress = progress
+
+    # the loop
+
+    def run(self) -> None:
+        """From where the progress stands to the end of the experiment."""
+        p = self.progress
+        if p.version == 0 and p.next_task == 0:
+            self._evaluate()
+            self._open()
+        else:
+            for task in p.tasks.values():
+                self._submit(task)
+        while not self._over() and (event := p.timeline.pop()) is not None:
+            self._handle(event)
+        if not self._over():
+            raise FleetbedError("nothing is left to wait for: no client can take part any more")
+        for task in list(p.tasks.values()):
+            self._give_up(task, "the run ended")
+        self._evaluations.collect(wait=True)
+
+    def _over(self) -> bool:
+        experiment, p = self._config.experiment, self.progress
+        limit_s = experiment.device_time_limit_s
+        return p.policy.round > experiment.rounds or (limit_s is not None and p.timeline.now_s >= limit_s)
+
+    def _handle(self, event: Event) -> None:
+        p = self.progress
+        if event.kind is Kind.SERVER_DONE:
+            self._server_done()
+            return
+        if event.kind is Kind.TIMER:
+            self._carry_out(p.policy.timer(event.task))
+            return
+        task = p.tasks[event.task]
+        if event.kind is Kind.DOWNLOADED:
+            task.downloaded_s = task.compute_start_s = event.time_s
+            p.timeline.add(Event(event.time_s + task.plan_s, Kind.COMPUTED, task.client, task.number))
+        elif event.kind is Kind.COMPUTED:
+            self._computed(task)
+        elif event.kind is Kind.UPLOADED:
+            self._uploaded(task)
+
+    # a task's life
+
+    def _dispatch(self, number: int) -> None:
+        p, who = self.progress, self._participants[number]
+        stage = self._method.needs.stages[p.policy.stage]
+        work = self._method.work(p.state, who.client, stage)
+        message = self._method.send(p.state, who.client, stage, p.next_task)
+        plan = self._planner.plan(who.spec.device, who.client.variant, work, p.next_task)
+        task = Task(
+            number=p.next_task,
+            client=number,
+            variant=who.client.variant,
+            round=p.policy.round,
+            stage=stage,
+            base_version=p.version,
+            kept=who.kept,
+            plan_s=plan.total_s,
+            step_s=plan.step_s,
+            flops=plan.flops,
+            cap_bytes=who.cap_bytes,
+            bytes_down=wire.size_of(wire.pack(message)),
+            dispatched_s=p.timeline.now_s,
+            host_queued_s=self._host_s(),
+        )
+        p.next_task += 1
+        p.tasks[task.number] = task
+        p.sent[task.number] = message
+        self._transfer(Kind.DOWNLOADED, task, task.bytes_down)
+        self._submit(task)
+
+    def _submit(self, task: Task) -> None:
+        who = self._participants[task.client]
+        paced = self._dilation is not None
+        dilation = self._dilation or 0.0
+        expected_s = task.plan_s * dilation if paced else task.flops / 1e9
+        self._executor.submit(
+            Order(
+                header=Train(
+                    task=task.number,
+                    client=task.client,
+                    variant=task.variant,
+                    stage=task.stage,
+                    kept=task.kept,
+                    pace_step_s=task.step_s * dilation,
+                    pace_total_s=task.plan_s * dilation,
+                ),
+                worker=who.worker,
+                frames=wire.pack(self.progress.sent[task.number]),
+                load=who.share,
+                start_s=task.dispatched_s,
+                limit_s=120.0 + 20.0 * expected_s,
+            )
+        )
+
+    def _transfer(self, kind: Kind, task: Task, size_bytes: int) -> None:
+        link = self._participants[task.client].spec.link
+        self.progress.timeline.send(
+            kind,
+            transfer(
+                link,
+                up=kind is Kind.UPLOADED,
+                size_bytes=size_bytes,
+                server=self._server_link,
+                seed=self._config.seed,
+                client=task.client,
+                task=task.number,
+            ),
+        )
+
+    def _computed(self, task: Task) -> None:
+        outcome = self._outcomes.get(task.number) or self._executor.wait(task.number)
+        task.host_start_s = self._since_start(outcome.host_start_s)
+        task.host_end_s = self._since_start(outcome.host_end_s)
+        now_s = self.progress.timeline.now_s
+        if outcome.kind != "ok":
+            task.compute_end_s = now_s
+            self._end(task, outcome.kind, outcome.detail)
+            return
+        assert isinstance(outcome.answer, Trained)
+        if self._dilation is not None and task.compute_start_s is not None:
+            measured_s = outcome.answer.seconds / self._dilation
+            task.measured_s, task.overrun = measured_s, measured_s / task.plan_s if task.plan_s else None
+            if task.compute_start_s + measured_s > now_s:  # it overran its plan: put back at its real end
+                self._outcomes[task.number] = outcome
+                end_s = task.compute_start_s + measured_s
+                self.progress.timeline.add(Event(end_s, Kind.COMPUTED, task.client, task.number))
+                return
+        self._outcomes.pop(task.number, None)
+        task.compute_end_s = now_s
+        task.take(outcome.answer)
+        try:
+            self._replies[task.number] = wire.unpack(outcome.frames)
+        except wire.WireError as error:
+            self._end(task, "refused", f"it sent rubbish: {error}")
+            return
+        task.bytes_up = wire.size_of(outcome.frames)
+        self._transfer(Kind.UPLOADED, task, task.bytes_up)
+
+    def _uploaded(self, task: Task) -> None:
+        task.uploaded_s = self.progress.timeline.now_s
+        bad = self._replies[task.number].first_not_finite()
+        if bad is not None:
+            self._end(task, "refused", f"{bad} holds a value that is not finite")
+        else:
+            self._end(task, "ok", "")
+
+    def _end(self, task: Task, outcome: str, detail: str) -> None:
+        """A task's one outcome; the policy decides what follows from it."""
+        task.outcome, task.detail = outcome, detail
+        self._write(task)
+        if outcome != "ok":
+            self._forget(task)
+        decision = self.progress.policy.ended(task.number, task.client, ok=outcome == "ok", idle=self._idle())
+        self._carry_out(decision)
+
+    def _give_up(self, task: Task, why: str) -> None:
+        """Nobody waits for this task any more."""
+        self._executor.cancel(task.number)
+        self.progress.timeline.forget(task.number)
+        if task.outcome == "":
+            task.outcome, task.detail = "late", why
+            self._write(task)
+        self._forget(task)
+
+    def _forget(self, task: Task) -> None:
+        for table in (self.progress.tasks, self.progress.sent, self._replies, self._outcomes):
+            table.pop(task.number, None)
+
+    # rounds and merges
+
+    def _open(self) -> None:
+        p = self.progress
+        p.round_start_s, p.round_host_s = p.timeline.now_s, self._host_s()
+        decision = p.policy.open(self._idle())
+        if not self._over():
+            self._carry_out(decision)
+
+    def _idle(self) -> list[int]:
+        """Who can be invited: nobody with a task under way or a result that is not merged yet."""
+        busy = {task.client for task in self.progress.tasks.values()}
+        return [number for number in self._participants if number not in busy]
+
+    def _carry_out(self, decision: Decision) -> None:
+        p = self.progress
+        for client in decision.abandon:
+            for task in [t for t in p.tasks.values() if t.client == client and t.outcome == ""]:
+                self._give_up(task, "the round was closed before it arrived")
+        for client in decision.invite:
+            self._dispatch(client)
+        if decision.timer_s is not None:
+            p.timeline.add(Event(p.timeline.now_s + decision.timer_s, Kind.TIMER, task=p.policy.opened))
+        if decision.merge is not None:
+            p.merging.append(decision.merge)
+            if len(p.merging) == 1:
+                self._start_merge()
+
+    def _start_merge(self) -> None:
+        """The server works on the head of the queue; what it costs is device time of its own."""
+        p = self.progress
+        arrivals = self._arrivals(p.merging[0])
+        seconds = 0.0
+        if arrivals:
+            stage = p.tasks[p.merging[0][0]].stage
+            seconds = server_seconds(self._server, self._method.server_work(p.state, arrivals, stage))
+        p.timeline.add(Event(p.timeline.now_s + seconds, Kind.SERVER_DONE))
+
+    def _arrivals(self, tasks: tuple[int, ...]) -> list[Arrival]:
+        p = self.progress
+        found = []
+        for task in (p.tasks[number] for number in tasks):
+            staleness = p.version - task.base_version
+            found.append(
+                Arrival(
+                    client=self._participants[task.client].client,
+                    sent=p.sent[task.number],
+                    message=self._replies[task.number],
+                    staleness=staleness,
+                    weight=p.policy.weight(staleness),
+                )
+            )
+        return found
+
+    def _server_done(self) -> None:
+        p = self.progress
+        merged = p.merging.pop(0)
+        if merged:
+            self._merge(merged)
+            p.empty_rounds = 0
+        else:
+            p.empty_rounds += 1
+            if p.empty_rounds > MOST_EMPTY_ROUNDS:
+                raise FleetbedError(f"{p.empty_rounds} rounds in a row ended without a single result")
+        p.policy.merged()
+        finished_round = p.policy.round
+        if p.merging:
+            self._start_merge()
+        self._open()
+        if merged and p.policy.round != finished_round:
+            self._evaluate(finished_round)
+        if merged and p.version % self._config.experiment.checkpoint_every == 0:
+            self._evaluations.collect(wait=True, before=p.version)
+            self._checkpoint(p)
+
+    def _merge(self, numbers: tuple[int, ...]) -> None:
+        p = self.progress
+        tasks = [p.tasks[number] for number in numbers]
+        result = self._method.merge(p.state, self._arrivals(numbers), tasks[0].stage, p.version + 1)
+        p.version += 1
+        p.state = result.state
+        for task in tasks:
+            task.merged_version, task.staleness = p.version, p.version - 1 - task.base_version
+            self._participants[task.client].kept = task.keep or task.kept
+            self._forget(task)
+        now_s = p.timeline.now_s
+        self._records.write(
+            {
+                "tasks": [task_row(task, self._participants[task.client].spec.device) for task in tasks],
+                "rounds": [
+                    {
+                        "version": p.version,
+                        "round": p.policy.round,
+                        "stage": tasks[0].stage,
+                        "device_start_s": p.round_start_s,
+                        "device_end_s": now_s,
+                        "server_s": now_s - max(t.uploaded_s or now_s for t in tasks),
+                        "host_start_s": p.round_host_s,
+                        "host_end_s": self._host_s(),
+                        "merged": len(tasks),
+                    }
+                ],
+                "metrics": [
+                    {"version": p.version, "task": None, "name": name, "value": value}
+                    for name, value in result.metrics.items()
+                ],
+            }
+        )
+
+    def _evaluate(self, round_: int = 0) -> None:
+        p = self.progress
+        last = p.policy.round > self._config.experiment.rounds
+        if round_ % self._config.experiment.evaluation.every == 0 or last:
+            kept = {number: who.kept for number, who in self._participants.items()}
+            self._evaluations.submit(self._method.targets(p.state), kept, p.version, round_, p.timeline.now_s)
+
+    # clocks and rows
+
+    def _write(self, task: Task) -> None:
+        self._records.write({"tasks": [task_row(task, self._participants[task.client].spec.device)]})
+
+    def _host_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def _since_start(self, moment_s: float | None) -> float | None:
+        return None if moment_s is None else moment_s - self._started_s

@@ -1,0 +1,72 @@
+"""Evaluation by the experimenter: on the host, off the timeline, without a share in the run's randomness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fleetbed.emulator import wire
+from fleetbed.emulator.algorithm import Target
+from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.executor import SERVICE, Executor, Order
+from fleetbed.emulator.messages import Evaluate, Evaluated
+from fleetbed.emulator.records import Records
+from fleetbed.profiles.errors import FleetbedError
+
+
+class Evaluations:
+    """Orders for the services and what comes of them. Their numbers are negative: tasks of clients count up from 0."""
+
+    def __init__(self, executor: Executor, records: Records, batch: int) -> None:
+        self._executor = executor
+        self._records = records
+        self._batch = batch
+        self._next = -1
+        self._pending: dict[int, dict[str, Any]] = {}
+        self.latest: dict[str, float] = {}  # accuracy by target, for whoever watches
+
+    def submit(
+        self,
+        targets: Sequence[Target],
+        kept: Mapping[int, str | None],
+        version: int,
+        round_: int,
+        device_s: float,
+    ) -> None:
+        for target in targets:
+            file = kept[target.client] if target.client is not None else None
+            header = Evaluate(
+                task=self._next,
+                variant=target.variant,
+                kept=file,
+                prefix=target.prefix,
+                local_client=target.client if target.local else None,
+                batch=self._batch,
+            )
+            self._pending[self._next] = {
+                "version": version,
+                "round": round_,
+                "device_s": device_s,
+                "target": target.name,
+                "variant": target.variant,
+                "client": target.client,
+                "local": int(target.local),
+            }
+            frames = wire.pack(Bundle(target.tensors or {}))
+            self._executor.submit(Order(header=header, worker=SERVICE, frames=frames, start_s=device_s))
+            self._next -= 1
+
+    def collect(self, *, wait: bool = False, before: int | None = None) -> None:
+        """Record what has come in; with `wait`, all of it, or all of versions `before` this one."""
+        for number, row in sorted(self._pending.items(), reverse=True):
+            due = wait and (before is None or row["version"] < before)
+            if not due and number not in self._executor.outcomes:
+                continue
+            outcome = self._executor.wait(number)
+            if not isinstance(outcome.answer, Evaluated):
+                raise FleetbedError(f"evaluating {row['target']} failed: {outcome.detail}")
+            found = outcome.answer
+            del self._pending[number]
+            self.latest[row["target"]] = found.accuracy
+            measured = {"samples": found.samples, "accuracy": found.accuracy, "loss": found.loss}
+            self._records.write({"evaluations": [{**row, **measured}]})

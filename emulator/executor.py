@@ -1,0 +1,102 @@
+"""Who carries out orders on the host. The engine asks for an outcome; in which order the host works is no matter."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from fleetbed.emulator import wire
+from fleetbed.emulator.messages import (
+    Evaluate,
+    Evaluated,
+    Failed,
+    Measure,
+    Measured,
+    Train,
+    Trained,
+    from_worker,
+)
+from fleetbed.emulator.worker import answer
+from fleetbed.emulator.workplace import Workplace
+
+#: the worker of orders that belong to no client: evaluation and reference times
+SERVICE = "service"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """One piece of work for a worker. Orders are admitted by `start_s`, in device time."""
+
+    header: Train | Evaluate | Measure
+    worker: str
+    frames: list[wire.Buffer] = field(default_factory=list)
+    load: float = 1.0  # the part of a core that it takes
+    start_s: float = 0.0
+    limit_s: float = 600.0  # host seconds after which the worker counts as hung
+
+    @property
+    def task(self) -> int:
+        return self.header.task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How an order ended. Times are host seconds on the monotonic clock."""
+
+    kind: Literal["ok", "oom", "crash", "hang"]
+    detail: str = ""
+    answer: Trained | Evaluated | Measured | None = None
+    frames: list[wire.Buffer] = field(default_factory=list)
+    host_start_s: float | None = None
+    host_end_s: float | None = None
+
+
+class Executor(Protocol):
+    outcomes: dict[int, Outcome]  # of orders that have ended and were not taken yet
+
+    def submit(self, order: Order) -> None: ...
+
+    def wait(self, task: int) -> Outcome:
+        """Block until this order has ended, and take its outcome."""
+        ...
+
+    def cancel(self, task: int) -> None:
+        """Nobody will ask for this outcome any more."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class InlineExecutor:
+    """Everything in this process, without caps, when it is asked for: a debugger works."""
+
+    def __init__(self, workplace: Workplace) -> None:
+        self.outcomes: dict[int, Outcome] = {}
+        self.workplace = workplace
+        self._orders: dict[int, Order] = {}
+
+    def submit(self, order: Order) -> None:
+        self._orders[order.task] = order
+
+    def wait(self, task: int) -> Outcome:
+        order = self._orders.pop(task)
+        start_s = time.monotonic()
+        frames = answer(self.workplace, order.header, order.frames, None)
+        return outcome_of(frames, start_s, time.monotonic())
+
+    def cancel(self, task: int) -> None:
+        self._orders.pop(task, None)
+
+    def close(self) -> None:
+        self._orders.clear()
+
+
+def outcome_of(frames: list[wire.Buffer], start_s: float, end_s: float) -> Outcome:
+    """What a worker's answer means. Raises WireError if it means nothing."""
+    message = wire.parse_control(from_worker, frames[0])
+    if isinstance(message, Failed):
+        return Outcome(kind=message.kind, detail=message.detail, host_start_s=start_s, host_end_s=end_s)
+    if not isinstance(message, Trained | Evaluated | Measured):
+        raise wire.WireError(f"{type(message).__name__} where an answer was due")
+    return Outcome(kind="ok", answer=message, frames=frames[1:], host_start_s=start_s, host_end_s=end_s)

@@ -1,0 +1,104 @@
+"""Which variant each client trains: the choice per client, and what the records say about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fleetbed.emulator.algorithm import Client
+from fleetbed.emulator.layout import Layout
+from fleetbed.models.choose import Choice, choose
+from fleetbed.models.cost import cost
+from fleetbed.models.work import Work
+from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.types import ClientSpec, Device
+
+MIB = 1 << 20
+Seconds = Callable[[Device, str, Work], float]
+
+
+def fit(layout: Layout, seconds: Seconds) -> dict[int, Choice]:
+    """The choice for every client of the fleet, the unfit ones too. Refused if nobody fits, or all must and do not."""
+    config = layout.config
+    experiment = config.experiment
+    # a stand-in of every variant, so that the method can say what each would do
+    stand_ins = [Client(number, variant, 1) for number, variant in enumerate(layout.family.variants)]
+    method = layout.method(stand_ins)
+    state = method.setup()
+    found: dict[tuple[Any, ...], Choice] = {}
+    choices: dict[int, Choice] = {}
+    for spec in layout.specs:
+        samples = len(layout.split.train[spec.number])
+
+        def work(variant: str, spec: ClientSpec = spec, samples: int = samples) -> Work:
+            return method.heaviest(state, Client(spec.number, variant, samples))
+
+        key = (
+            msgspec.json.encode([spec.device, spec.link]),
+            msgspec.json.encode(work(layout.family.variants[0])),
+        )
+        if key not in found:
+            found[key] = _choose(layout, spec, work, seconds)
+        choices[spec.number] = found[key]
+    unfit = {number: choice for number, choice in choices.items() if choice.variant is None}
+    if unfit and (experiment.budgets.all_must_fit or len(unfit) == len(choices)):
+        number, choice = next(iter(unfit.items()))
+        kind = layout.specs[number].kind
+        raise BadInput(
+            f"{experiment.fleet}: {len(unfit)} of {len(choices)} clients are unfit, first {kind}: {choice.reason}"
+        )
+    return choices
+
+
+def _choose(layout: Layout, spec: ClientSpec, work: Callable[[str], Work], seconds: Seconds) -> Choice:
+    experiment, family = layout.config.experiment, layout.family
+    fixed = layout.config.algorithm.variant
+    optimizer = experiment.training.optimizer
+    if fixed is not None:
+        predicted = cost(family, fixed, layout.dataset.spec, work(fixed), optimizer)
+        return Choice(variant=fixed, cost=predicted, reason="the experiment gives every client this variant")
+    return choose(
+        device=spec.device,
+        family=family,
+        spec=layout.dataset.spec,
+        work=work,
+        optimizer=optimizer,
+        budgets=experiment.budgets,
+        seconds=lambda variant, work: seconds(spec.device, variant, work),
+    )
+
+
+def client_rows(
+    layout: Layout, choices: dict[int, Choice], slowdown: Callable[[Device], float | None]
+) -> list[dict[str, Any]]:
+    classes = layout.dataset.spec.classes
+    rows = []
+    for spec in layout.specs:
+        choice, device = choices[spec.number], spec.device
+        mine = layout.split.train[spec.number]
+        rows.append(
+            {
+                "client": spec.number,
+                "name": spec.name,
+                "device": spec.kind,
+                "device_title": device.title,
+                "link": spec.link_name,
+                "variant": choice.variant,
+                "reason": choice.reason,
+                "memory_predicted_bytes": choice.cost.memory_bytes if choice.cost else None,
+                "memory_cap_bytes": int(device.cap_mib * MIB),
+                "rate_gflops": device.rate_gflops,
+                "slowdown": slowdown(device),
+                "load_w": device.power.load_w,
+                "idle_w": device.power.idle_w,
+                "samples": len(mine),
+                "test_samples": len(layout.split.test[spec.number]),
+                "label_counts": msgspec.json.encode(
+                    np.bincount(layout.dataset.y_train[mine], minlength=classes).tolist()
+                ).decode(),
+            }
+        )
+    return rows

@@ -1,0 +1,134 @@
+"""The fleet of a run: its processes and their limits behind one executor, in any of the three ways to run them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from fleetbed.emulator import host, pacing
+from fleetbed.emulator.algorithm import Client
+from fleetbed.emulator.broker import Broker
+from fleetbed.emulator.engine import Participant
+from fleetbed.emulator.executor import SERVICE, Executor, InlineExecutor
+from fleetbed.emulator.launcher import Launcher
+from fleetbed.emulator.layout import Layout
+from fleetbed.emulator.limits.plan import Cap, GpuPlan, LimitPlan
+from fleetbed.emulator.messages import Setup
+from fleetbed.emulator.storage import write_atomically
+from fleetbed.emulator.workplace import Workplace
+from fleetbed.profiles.errors import HostCannot
+
+#: what a resident client has of its own while it is idle, and what the host needs for itself
+IDLE_BYTES, RESERVE_BYTES = 12 << 20, 2 << 30
+
+
+class Fleet:
+    """Starts with nothing but services; `start` brings the clients in."""
+
+    def __init__(self, layout: Layout, folder: Path, on_tick: Callable[[], None]) -> None:
+        self._layout = layout
+        self._folder = folder
+        experiment = layout.config.experiment
+        self._mode = experiment.processes
+        self._paced = experiment.timing.source == "enforced"
+        self._broker: Broker | None = None
+        self.executor: Executor
+        setup = self._write_setup(())
+        if self._mode == "inline":
+            torch.set_num_threads(1)  # as in a client's process: other thread counts give other bits
+            self.executor = self._inline = InlineExecutor(Workplace.open(setup))
+            return
+        capacity = pacing.capacity(host.cores()) if self._paced else float(host.cores())
+        launcher = Launcher(layout.config.name, folder / "workers.log")
+        self.executor = self._broker = Broker(
+            launcher, capacity=capacity, one_task=self._mode == "on-demand", on_tick=on_tick
+        )
+        self._broker.configure(str(folder / "setup.json"))
+        for number in range(math.ceil(capacity)):
+            name = f"{SERVICE}-{number}"
+            self._broker.enlist(name, f"fleetbed: {name}", LimitPlan(name))
+
+    def start(self, participants: Mapping[int, Participant]) -> None:
+        """Bring the clients in: each process inside its limits before it touches data."""
+        setup = self._write_setup(tuple(who.client for who in participants.values()))
+        if self._broker is None:
+            self._inline.workplace = Workplace.open(setup)
+            return
+        self._check_room(participants)
+        self._broker.configure(str(self._folder / "setup.json"))
+        for who in participants.values():
+            title = f"fleetbed: client {who.spec.name} {who.spec.kind}"
+            self._broker.enlist(who.worker, title, self._plan(who))
+        if self._mode == "resident":
+            self._broker.start([who.worker for who in participants.values()])
+
+    def cap_rows(self, participants: Mapping[int, Participant]) -> list[dict[str, Any]]:
+        """What became of every knob of every client: enforced by the kernel, modelled by the timeline."""
+        found = self._broker.caps if self._broker is not None else {}
+        rows = []
+        for number, who in participants.items():
+            caps = {cap.knob: cap for cap in found.get(who.worker, ())}
+            caps.setdefault("cpu", self._cpu_without_cap(who))
+            if "memory" not in caps:
+                note = "the choice of the variant keeps to it, nothing enforces it"
+                caps["memory"] = Cap("memory", "modelled", "prediction", who.cap_bytes, None, "bytes", note)
+            rate = who.spec.link.down_mbit_s
+            caps["link"] = Cap("link", "modelled", "timeline", rate, rate, "Mbit/s", "transfers take device time")
+            rows += [{"client": number, **msgspec.structs.asdict(cap)} for cap in caps.values()]
+        return rows
+
+    def close(self) -> None:
+        self.executor.close()
+
+    def _plan(self, who: Participant) -> LimitPlan:
+        device = who.spec.device
+        gpu = None
+        if device.trains_on == "gpu":
+            gpu = GpuPlan(share=min(1.0, who.share), memory_bytes=who.cap_bytes)
+        return LimitPlan(
+            who.worker,
+            memory_bytes=who.cap_bytes if who.capped else None,
+            cpu_cores=pacing.ceiling_cores(who.share) if self._paced else None,
+            gpu=gpu,
+        )
+
+    def _cpu_without_cap(self, who: Participant) -> Cap:
+        source = self._layout.config.experiment.timing.source
+        return Cap(
+            "cpu",
+            "modelled",
+            f"timeline: {source}",
+            who.spec.device.rate_gflops,
+            None,
+            "GFLOPS",
+            "full speed",
+        )
+
+    def _check_room(self, participants: Mapping[int, Participant]) -> None:
+        """Refuse a fleet that cannot fit before anything is started."""
+        if self._mode != "resident":
+            return
+        needed = RESERVE_BYTES + IDLE_BYTES * len(participants)
+        available = host.available_bytes()
+        if needed > available:
+            fitting = max(0, (available - RESERVE_BYTES) // IDLE_BYTES)
+            raise HostCannot(
+                f"{len(participants)} resident clients need {needed >> 20} MiB and {available >> 20} MiB are free: "
+                f"about {fitting} would fit; set processes to on-demand, where only those who take part have a process"
+            )
+
+    def _write_setup(self, clients: tuple[Client, ...]) -> Setup:
+        setup = Setup(
+            config=self._layout.config,
+            folder=str(self._folder.absolute()),
+            dataset=str(self._layout.folder),
+            clients=clients,
+        )
+        text = msgspec.json.encode(setup)
+        write_atomically(self._folder / "setup.json", lambda part: part.write_bytes(text))
+        return setup

@@ -1,0 +1,78 @@
+"""What a run stands on before any process exists: fleet, server, data, partition, model family, methods checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleetbed.emulator.algorithm import Algorithm, Client
+from fleetbed.emulator.algorithms import load_method
+from fleetbed.emulator.context import make_context
+from fleetbed.emulator.data import Dataset, Split, open_dataset, partition, prepare
+from fleetbed.models.base import Family
+from fleetbed.models.families import family
+from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.experiment import RunConfig
+from fleetbed.profiles.resolve import clients_of, load_device, load_fleet, load_link
+from fleetbed.profiles.types import ClientSpec, Device, Link
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    config: RunConfig
+    specs: tuple[ClientSpec, ...]
+    server: Device
+    server_link: Link
+    folder: Path  # of the prepared data
+    dataset: Dataset
+    split: Split
+    family: Family
+
+    def method(self, clients: Sequence[Client]) -> Algorithm:
+        """The method for these clients, refused by name where it does not go with the experiment."""
+        method = load_method(self.config.algorithm, make_context(self.config, self.dataset, self.split, clients))
+        check_method(self.config, method)
+        return method
+
+
+def lay_out(config: RunConfig, search: Sequence[Path]) -> Layout:
+    """Load and check everything that the configuration names. Nothing is written but the data's cache."""
+    experiment = config.experiment
+    specs = clients_of(load_fleet(experiment.fleet, search, "fleet"), search, experiment.fleet)
+    model = family(experiment.model.family, experiment.model.options).narrow(experiment.model.variants)
+    if config.algorithm.variant is not None:
+        model.check_variant(config.algorithm.variant)
+    folder = prepare(experiment.data)
+    dataset = open_dataset(folder)
+    model.check_input(dataset.spec)
+    split = partition(dataset.y_train, dataset.y_test, dataset.spec.classes, experiment.data, len(specs), config.seed)
+    return Layout(
+        config=config,
+        specs=specs,
+        server=load_device(experiment.server.device, search, "server.device"),
+        server_link=load_link(experiment.server.link, search, "server.link"),
+        folder=folder,
+        dataset=dataset,
+        split=split,
+        family=model,
+    )
+
+
+def check_method(config: RunConfig, method: Algorithm) -> None:
+    needs, name, kind = method.needs, config.algorithm.title, config.policy.kind
+    if kind not in needs.policies:
+        allowed = ", ".join(sorted(needs.policies))
+        raise BadInput(f"policies: {name} does not run under {kind}: {needs.policies_why} Allowed are: {allowed}.")
+    if len(needs.stages) > 1 and kind in ("async", "buffered"):
+        raise BadInput(
+            f"policies: {name} goes through {len(needs.stages)} stages a round, so {kind} has no rounds for it"
+        )
+    public = method.context.public
+    if needs.public_samples and (public is None or len(public) < needs.public_samples):
+        found = 0 if public is None else len(public)
+        raise BadInput(
+            f"data.public: {name} draws {needs.public_samples} samples from the server's own pool, which has {found}: "
+            f"set data.public to {needs.public_samples} or more"
+        )
+    method.check()

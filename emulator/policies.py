@@ -1,0 +1,162 @@
+"""Who takes part and when a result counts. A policy decides; the engine carries its decisions out.
+
+`Rounds` serves sync, deadline and over-select: a round is opened, closed and merged. `Stream` serves async and
+buffered: clients are kept busy, results are merged as they come. State is plain data, so a checkpoint holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from fleetbed.emulator.randomness import numpy_rng
+from fleetbed.profiles.experiment import Experiment, Policy
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """What is to be done now. `merge` closes with these tasks, in order; an empty one closes with nothing."""
+
+    invite: tuple[int, ...] = ()
+    merge: tuple[int, ...] | None = None
+    abandon: tuple[int, ...] = ()  # clients whose tasks nobody waits for any more
+    timer_s: float | None = None  # from now
+
+
+NOTHING = Decision()
+
+
+class Rounds(Struct, tag="rounds"):
+    """Rounds with a fixed set of members: all are waited for, or the first `take`, or those before the deadline."""
+
+    policy: Policy
+    seed: int
+    size: int
+    stages: int
+    round: int = 0
+    stage: int = 0
+    opened: int = 0  # how often; tells the timer of this round and stage from an older one
+    is_open: bool = False
+    waiting: list[int] = []
+    late: list[int] = []  # left over from a round before; their results still count if asked
+    came: list[int] = []  # clients whose result has arrived
+    arrived: list[int] = []  # their tasks, in timeline order
+
+    def open(self, idle: Sequence[int]) -> Decision:
+        """The next stage for those who came through the last one, or the next round."""
+        members = [client for client in self.came if client in idle] if self.stage else []
+        if not members:
+            self.round, self.stage = self.round + 1, 0
+            members = choose(idle, self._invited(), self.seed, self.round)
+        self.opened += 1
+        self.is_open = True
+        self.waiting, self.came = list(members), []
+        timer_s = self.policy.deadline_s if self.policy.kind == "deadline" else None
+        return Decision(invite=tuple(members), timer_s=timer_s)
+
+    def ended(self, task: int, client: int, *, ok: bool, idle: Sequence[int]) -> Decision:
+        del idle
+        for table in (self.waiting, self.late):
+            if client in table:
+                table.remove(client)
+        if ok:
+            self.came.append(client)
+            self.arrived.append(task)
+        take = self.policy.take if self.policy.kind == "over-select" else None
+        enough = not self.waiting or (take is not None and len(self.arrived) >= take)
+        return self._close() if self.is_open and enough else NOTHING
+
+    def timer(self, opened: int) -> Decision:
+        return self._close() if self.is_open and opened == self.opened else NOTHING
+
+    def merged(self) -> None:
+        self.stage = (self.stage + 1) % self.stages
+
+    def weight(self, staleness: int) -> float:
+        del staleness
+        return 1.0
+
+    def _invited(self) -> int:
+        return self.policy.invite or self.size if self.policy.kind == "over-select" else self.size
+
+    def _close(self) -> Decision:
+        self.is_open = False
+        arrived, self.arrived = tuple(self.arrived), []
+        abandoned, self.waiting = tuple(self.waiting), []
+        if self.policy.kind == "deadline" and self.policy.late == "next-round":
+            self.late.extend(abandoned)
+            abandoned = ()
+        return Decision(merge=arrived, abandon=abandoned)
+
+
+class Stream(Struct, tag="stream"):
+    """Clients are kept busy; every `buffer` results are merged. A round is as many results as a round would have."""
+
+    policy: Policy
+    seed: int
+    size: int
+    buffer: int
+    concurrency: int
+    round: int = 0
+    stage: int = 0  # always: methods of several stages need rounds
+    opened: int = 0
+    counted: int = 0
+    draws: int = 0
+    busy: list[int] = []
+    arrived: list[int] = []
+
+    def open(self, idle: Sequence[int]) -> Decision:
+        self.round = self.counted // self.size + 1
+        return Decision(invite=self._fill(idle))
+
+    def ended(self, task: int, client: int, *, ok: bool, idle: Sequence[int]) -> Decision:
+        self.busy.remove(client)
+        if ok:
+            self.arrived.append(task)
+        if len(self.arrived) < self.buffer:
+            return Decision(invite=self._fill(idle))
+        merge, self.arrived = tuple(self.arrived), []
+        self.counted += len(merge)
+        return Decision(merge=merge)
+
+    def timer(self, opened: int) -> Decision:
+        del opened
+        return NOTHING
+
+    def merged(self) -> None:
+        """Nothing to do: the engine opens again, which fills up what has become free."""
+
+    def weight(self, staleness: int) -> float:
+        policy = self.policy
+        if policy.staleness == "constant":
+            return policy.mixing
+        if policy.staleness == "polynomial":
+            return float(policy.mixing * (1 + staleness) ** -policy.exponent)
+        over = staleness - policy.hinge_b
+        return policy.mixing if over <= 0 else policy.mixing / (policy.hinge_a * over + 1)
+
+    def _fill(self, idle: Sequence[int]) -> tuple[int, ...]:
+        self.draws += 1
+        invited = choose(idle, self.concurrency - len(self.busy), self.seed, self.draws)
+        self.busy.extend(invited)
+        return tuple(invited)
+
+
+AnyPolicy = Rounds | Stream
+
+
+def choose(idle: Sequence[int], count: int, seed: int, draw: int) -> list[int]:
+    """`count` of those who are free, uniformly; the same for the same draw whatever happened before."""
+    if count <= 0 or not idle:
+        return []
+    rng = numpy_rng(seed, "select", draw)
+    return sorted(int(c) for c in rng.choice(sorted(idle), min(count, len(idle)), replace=False))
+
+
+def make_policy(experiment: Experiment, policy: Policy, seed: int, clients: int, stages: int) -> AnyPolicy:
+    size = max(1, int(clients * experiment.participation.ratio))
+    if policy.kind in ("async", "buffered"):
+        buffer = 1 if policy.kind == "async" else (policy.buffer or 1)
+        concurrency = min(clients, policy.concurrency or size)
+        return Stream(policy, seed, size, buffer, concurrency)
+    return Rounds(policy, seed, size, stages)

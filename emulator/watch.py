@@ -1,0 +1,21 @@
+"""Whoever looks on while a run goes on. This one says nothing; the command line has one that draws."""
+
+from __future__ import annotations
+
+from fleetbed.emulator.engine import Engine
+from fleetbed.emulator.evaluation import Evaluations
+from fleetbed.profiles.experiment import RunConfig
+
+
+class Watch:
+    def say(self, text: str) -> None:
+        """What is being done before the rounds begin, or what a person should know."""
+
+    def start(self, config: RunConfig, engine: Engine, evaluations: Evaluations) -> None:
+        """The loop begins."""
+
+    def tick(self) -> None:
+        """Called often, so it must be cheap when there is nothing new to show."""
+
+    def stop(self) -> None:
+        """The loop has ended, however it ended."""

@@ -1,0 +1,108 @@
+"""A worker's process: a client, or a service such as the evaluator, that takes orders over ZeroMQ."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import time
+
+import torch
+import zmq
+
+from fleetbed.emulator import wire
+from fleetbed.emulator.limits import Group
+from fleetbed.emulator.messages import (
+    Evaluate,
+    Failed,
+    Hello,
+    Measure,
+    Train,
+    Trained,
+    to_worker,
+)
+from fleetbed.emulator.pacing import Pacer
+from fleetbed.emulator.workplace import Workplace
+
+#: ZeroMQ's own heartbeats: answered by its input/output thread, so a held GIL does not stop them but SIGSTOP does
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 2_000, 10_000
+#: what torch says when an allocation fails under RLIMIT_DATA, where the kernel does not kill
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memory", "bad_alloc")
+
+Frames = list[wire.Buffer]
+
+
+def serve(workplace: Workplace, worker: str, address: str, group: Group, *, one_task: bool) -> None:
+    """The loop of a worker, until it is killed. It holds nothing between two orders but its socket."""
+    torch.set_num_threads(1)
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.identity = worker.encode()
+    socket.linger = -1
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES)
+    socket.connect(address)
+    socket.send_multipart([wire.control(Hello(tuple(group.caps())))])
+    while True:
+        frames = socket.recv_multipart(copy=False)
+        order = wire.parse_control(to_worker, frames[0])
+        socket.send_multipart(answer(workplace, order, frames[1:], group), copy=False)
+        del frames
+        _let_go()
+        if one_task:
+            break
+    socket.close()
+    context.term()
+
+
+def answer(workplace: Workplace, order: Train | Evaluate | Measure, frames: Frames, group: Group | None) -> Frames:
+    """Carry out an order; what goes wrong inside it is an answer too, not the end of the process."""
+    try:
+        if isinstance(order, Train):
+            return _train(workplace, order, frames, group)
+        if isinstance(order, Evaluate):
+            return [wire.control(workplace.evaluate(order, wire.unpack(frames)))]
+        return [wire.control(workplace.measure(order))]
+    except MemoryError as error:
+        return [wire.control(Failed(task=order.task, kind="oom", detail=str(error) or "MemoryError"))]
+    except Exception as error:  # noqa: BLE001 - recorded as the task's outcome by the broker
+        oom = any(text in str(error) for text in OUT_OF_MEMORY)
+        detail = f"{type(error).__name__}: {error}"
+        return [wire.control(Failed(task=order.task, kind="oom" if oom else "crash", detail=detail))]
+
+
+def _train(workplace: Workplace, order: Train, frames: Frames, group: Group | None) -> Frames:
+    """A training task with its meters: wall time of the compute phase, CPU time, the kernel's own peak of memory."""
+    if group is not None:
+        group.reset_peak()
+    throttled_before = group.usage().throttled_s if group is not None else None
+    cpu_before, start = time.process_time(), time.monotonic()
+    pacer = Pacer(order.pace_step_s) if order.pace_total_s else None
+    reply, job = workplace.train(order, wire.unpack(frames), pacer)
+    if pacer is not None:
+        pacer.finish(order.pace_total_s)
+    seconds, cpu_s = time.monotonic() - start, time.process_time() - cpu_before
+    keep = workplace.keep(order, reply.keep)
+    usage = group.usage() if group is not None else None
+    throttled_s = None
+    if usage is not None and usage.throttled_s is not None and throttled_before is not None:
+        throttled_s = usage.throttled_s - throttled_before
+    trained = Trained(
+        task=order.task,
+        keep=keep,
+        metrics=reply.metrics,
+        steps=job.steps,
+        samples=job.samples,
+        seconds=seconds,
+        cpu_s=cpu_s,
+        throttled_s=throttled_s,
+        peak_bytes=usage.peak_bytes if usage is not None else None,
+        anon_bytes=usage.anon_bytes if usage is not None else None,
+    )
+    return [wire.control(trained), *wire.pack(reply.message)]
+
+
+def _let_go() -> None:
+    """Give the memory of the last task back to the kernel: an idle client costs megabytes, not its model."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,147 @@
+"""What a worker does with an order: train, evaluate, measure. The same code in a client's process and inline."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fleetbed.emulator.algorithm import Algorithm, Client, Context, Reply, Target
+from fleetbed.emulator.algorithms import load_method
+from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.context import make_context
+from fleetbed.emulator.data import Dataset, Split, open_dataset
+from fleetbed.emulator.job import LocalJob, StepPacer, loaded_model, make_optimizer
+from fleetbed.emulator.messages import Evaluate, Evaluated, Measure, Measured, Setup, Train
+from fleetbed.emulator.randomness import derive
+from fleetbed.emulator.storage import load_bundle, save_bundle
+from fleetbed.emulator.targets import target_tensors
+from fleetbed.models.base import Net
+
+#: a reference time is the median of at least so many repetitions that together take at least so long
+MEASURE_REPETITIONS, MEASURE_SECONDS = 7, 0.5
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """The run as a worker knows it: made once in the zygote without a tensor operation, inherited by every fork."""
+
+    folder: Path
+    dataset: Dataset
+    split: Split
+    context: Context
+    method: Algorithm
+
+    @classmethod
+    def open(cls, setup: Setup) -> Workplace:
+        config, folder = setup.config, Path(setup.folder)
+        dataset = open_dataset(Path(setup.dataset))
+        split = Split.from_json((folder / "partition.json").read_bytes())
+        context = make_context(config, dataset, split, setup.clients)
+        return cls(folder, dataset, split, context, load_method(config.algorithm, context))
+
+    def warm_up(self) -> None:
+        """Touch what all workers share: the data's pages and the libraries' code, by one step of the smallest model."""
+        self.dataset.touch()
+        order = Measure(task=0, variant=self.context.variants[0], kind="train", part="all", samples=2, optimise=True)
+        torch.set_num_threads(1)
+        self._pass(order, self.context.family.build(order.variant, self.context.spec).train())()
+
+    def kept(self, name: str | None) -> Bundle | None:
+        return None if name is None else load_bundle(self.folder / name)
+
+    def train(self, order: Train, message: Bundle, pacer: StepPacer | None) -> tuple[Reply, LocalJob]:
+        indices = self.split.train[order.client]
+        client = Client(order.client, order.variant, len(indices))
+        job = LocalJob(
+            context=self.context,
+            client=client,
+            message=message,
+            kept=self.kept(order.kept),
+            task=order.task,
+            dataset=self.dataset,
+            indices=indices,
+            pacer=pacer,
+        )
+        # dropout and other layers draw from torch's global stream: keyed too, so that no other task shifts it
+        torch.manual_seed(job.seed("model"))
+        return self.method.client(job, order.stage), job
+
+    def keep(self, order: Train, keep: Bundle | None) -> str | None:
+        """Store what the client keeps, as a file of this task; the broker commits its name with the merge."""
+        if keep is None:
+            return None
+        name = f"state/client-{order.client:03d}/task-{order.task:08d}.safetensors"
+        save_bundle(self.folder / name, keep)
+        return name
+
+    def evaluate(self, order: Evaluate, message: Bundle) -> Evaluated:
+        target = Target(name="", variant=order.variant, prefix=order.prefix, tensors=message.tensors)
+        tensors = target_tensors(target, self.context, self.kept(order.kept))
+        model = loaded_model(self.context.family, order.variant, self.context.spec, tensors).eval()
+        if order.local_client is None:
+            rows = np.arange(len(self.dataset.y_test))
+        else:
+            rows = self.split.test[order.local_client]
+        right, loss = 0, 0.0
+        with torch.inference_mode():
+            for start in range(0, len(rows), order.batch):
+                x, y = self.dataset.batch("test", rows[start : start + order.batch], None)
+                logits = model(x)
+                right += int((logits.argmax(1) == y).sum())
+                loss += float(F.cross_entropy(logits, y, reduction="sum"))
+        count = max(1, len(rows))
+        return Evaluated(task=order.task, samples=len(rows), accuracy=right / count, loss=loss / count)
+
+    def measure(self, order: Measure) -> Measured:
+        """The reference time of a pass: hot, and (the broker sees to it) alone."""
+        torch.manual_seed(derive(self.context.seed, "measure"))
+        model = self.context.family.build(order.variant, self.context.spec).train()
+        once = self._pass(order, model)
+        once()
+        times: list[float] = []
+        while len(times) < MEASURE_REPETITIONS or sum(times) < MEASURE_SECONDS:
+            start = time.perf_counter()
+            once()
+            times.append(time.perf_counter() - start)
+        return Measured(task=order.task, seconds=statistics.median(times))
+
+    def _pass(self, order: Measure, model: Net) -> Callable[[], None]:
+        spec = self.context.spec
+        x: Tensor
+        if spec.vocabulary:
+            x = torch.randint(spec.vocabulary, (order.samples, *spec.shape))
+        else:
+            x = torch.randn(order.samples, *spec.shape)
+        y = torch.randint(spec.classes, (order.samples,))
+        optimizer = make_optimizer(self.context.training.optimizer, model)
+        anchor = [p.detach().clone() for p in model.parameters()] if order.kind == "parameters" else []
+        with torch.no_grad():
+            s = model.extract(x) if order.part == "intermediate" else x
+        run = {"all": model.forward, "features": model.features, "intermediate": model.intermediate}[order.part]
+
+        def parameters() -> None:
+            with torch.no_grad():
+                for p, a in zip(model.parameters(), anchor, strict=True):
+                    a.lerp_(p, 0.5)
+
+        def forward() -> None:
+            with torch.no_grad():
+                run(s)
+
+        def train() -> None:
+            out = run(s)
+            loss = F.cross_entropy(out, y) if order.part == "all" else out.square().mean()
+            loss.backward()
+            if order.optimise:
+                optimizer.step()
+            optimizer.zero_grad()
+
+        return {"parameters": parameters, "forward": forward, "train": train}[order.kind]

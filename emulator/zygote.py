@@ -1,0 +1,200 @@
+"""The zygote: imports torch once, forks every worker warm and inside its limits, and cleans up after all of them.
+
+It is exec'd with one compute thread, runs no tensor operation and opens no ZeroMQ context, so what it forks is sound
+and costs megabytes. It watches the broker through a socket pair: when that closes, whatever killed the broker, it
+kills its workers, waits for them, and removes their cgroups and the sockets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import setproctitle
+
+from fleetbed.emulator.limits import Group, Limits, best_limits
+from fleetbed.emulator.messages import (
+    Configure,
+    Exited,
+    FromZygote,
+    Kill,
+    Ready,
+    Setup,
+    Spawn,
+    Trouble,
+    to_zygote,
+)
+from fleetbed.emulator.worker import serve
+from fleetbed.emulator.workplace import Workplace
+
+PR_SET_PDEATHSIG = 1
+MAX_CONTROL_BYTES = 1 << 16
+
+
+class Zygote:
+    def __init__(self, control: socket.socket, address: str, limits: Limits) -> None:
+        self._control = control
+        self._address = address
+        self._limits = limits
+        self._workplace: Workplace | None = None
+        self._children: dict[int, tuple[str, Group]] = {}
+        self._ordered: set[int] = set()
+
+    def run(self) -> None:
+        """Serve the broker until it closes its end."""
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_read, False)
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        selector = selectors.DefaultSelector()
+        selector.register(self._control, selectors.EVENT_READ)
+        selector.register(wake_read, selectors.EVENT_READ)
+        self._say(Ready(self._limits.backend))
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is self._control:
+                    message = self._control.recv(MAX_CONTROL_BYTES)
+                    if not message:
+                        return
+                    self._obey(message)
+                else:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(wake_read, 4096)
+                    self._reap()
+
+    def close(self) -> None:
+        """Kill, wait, remove: nothing outlives the run."""
+        for pid in self._children:
+            os.kill(pid, signal.SIGKILL)
+        for pid in self._children:
+            os.waitpid(pid, 0)
+        self._limits.close()
+
+    def _obey(self, message: bytes) -> None:
+        order = to_zygote.decode(message)
+        if isinstance(order, Configure):
+            setup = msgspec.json.decode(Path(order.setup).read_bytes(), type=Setup)
+            try:
+                self._workplace = Workplace.open(setup)
+                if setup.clients:
+                    self._warm_up()
+            except Exception as error:  # noqa: BLE001 - told to the broker, which ends the run with it
+                self._say(Trouble(None, f"{type(error).__name__}: {error}"))
+                return
+            gc.collect()
+            gc.freeze()
+            self._say(Ready(self._limits.backend))
+        elif isinstance(order, Spawn):
+            self._spawn(order)
+        elif isinstance(order, Kill):
+            self._kill(order.worker)
+
+    def _kill(self, worker: str) -> None:
+        for pid, (name, _) in self._children.items():
+            # one that has died by itself, and is not reaped yet, must not look like one that had to be killed
+            if name == worker and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                self._ordered.add(pid)
+                os.kill(pid, signal.SIGKILL)
+
+    def _spawn(self, order: Spawn) -> None:
+        assert self._workplace is not None  # the broker configures before it spawns
+        try:
+            group = self._limits.create(order.plan)
+        except OSError as error:
+            self._say(Trouble(order.worker, f"its limits could not be set: {error}"))
+            return
+        pid = os.fork()
+        if pid == 0:
+            self._child(self._workplace, order, group)
+        self._children[pid] = (order.worker, group)
+
+    def _child(self, workplace: Workplace, order: Spawn, group: Group) -> NoReturn:
+        """In the worker's process, before anything else: die with the zygote, join the limits, then serve."""
+        status = 1
+        try:
+            self._become(order.title)
+            group.join()
+            serve(workplace, order.worker, self._address, group, one_task=order.one_task)
+            status = 0
+        except BaseException:  # noqa: BLE001 - a forked child must never return into the zygote's stack
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+
+    def _warm_up(self) -> None:
+        """Touch the shared data and libraries in a throw-away child, or the first client would pay for everybody.
+
+        It stays in the zygote's own cgroup, so the pages are charged there.
+        """
+        assert self._workplace is not None
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                self._become("fleetbed: warm-up")
+                self._workplace.warm_up()
+                status = 0
+            except BaseException:  # noqa: BLE001 - as above
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(pid, 0)
+        if status:
+            raise RuntimeError("the warm-up of the shared pages failed; the run's workers.log says why")
+
+    def _become(self, title: str) -> None:
+        zygote = os.getppid()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != zygote:  # it died between the fork and the line above
+            os._exit(1)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the broker's to handle
+        self._control.close()
+        setproctitle.setproctitle(title)
+
+    def _reap(self) -> None:
+        while self._children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            worker, group = self._children.pop(pid)
+            oom = group.oom_kills() > 0
+            group.remove()
+            ordered = pid in self._ordered
+            self._ordered.discard(pid)
+            self._say(Exited(worker, os.waitstatus_to_exitcode(status), oom, ordered))
+
+    def _say(self, message: FromZygote) -> None:
+        # the broker may have gone; the closed socket ends the loop in run()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._control.send(msgspec.msgpack.encode(message))
+
+
+def main() -> None:
+    control, folder, run = socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]), sys.argv[3]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    setproctitle.setproctitle("fleetbed: zygote")
+    limits = best_limits(run)
+    zygote = Zygote(control, f"ipc://{folder}/broker", limits)
+    try:
+        zygote.run()
+    finally:
+        zygote.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
