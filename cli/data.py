@@ -55,9 +55,7 @@ def list_(
 
     folder = root_of(Data(root=root))
     sets = [_Set(SHIPPED, SHIPPED_TITLE, True, "shipped")]
-    sets += [
-        _Set(name, known.title, known.missing(folder) is None, str(folder)) for name, known in KNOWN.items()
-    ]
+    sets += [_Set(name, known.title, known.missing(folder) is None, str(folder)) for name, known in KNOWN.items()]
     if as_json:
         print_json(sets)
         return
@@ -70,9 +68,7 @@ def list_(
 @app.command()
 def partition(
     experiment: Annotated[str, typer.Argument(help="A name or the path of a file.")],
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Instead of the first seed of the experiment.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Instead of the first seed of the experiment.")] = None,
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Where partition.png and partition.json are written.")
     ] = Path("out"),
@@ -116,7 +112,7 @@ def _deal(name: str, experiment: Experiment, devices: list[str], seed: int, out:
     try:
         out.mkdir(parents=True, exist_ok=True)
         json.write_bytes(split.to_json())
-        draw_partition(train, test, png, experiment.title, _settings(experiment.data, seed))
+        draw_partition(train, test, png, f"Who has what: {experiment.title}", _settings(experiment.data, seed))
     except OSError as error:
         raise BadInput(f"--out {out} cannot be written to: {error.strerror}.") from error
     return _Dealt(

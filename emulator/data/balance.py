@@ -19,9 +19,7 @@ def balanced_counts(available: Sequence[int] | NDArray[np.int64], total: int) ->
     while open_classes:
         share, rest = divmod(left, len(open_classes))
         smallest = open_classes[0]
-        if (
-            available[smallest] > share
-        ):  # so has every other one: all take the share, and the first ones the rest
+        if available[smallest] > share:  # so has every other one: all take the share, and the first ones the rest
             for i, c in enumerate(sorted(open_classes)):
                 counts[c] = share + (i < rest)
             break

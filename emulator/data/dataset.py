@@ -58,9 +58,7 @@ def open_dataset(folder: Path) -> Dataset:
     """Open what `prepare` made."""
     meta = read_meta(folder)
     if meta is None or not is_whole(folder):
-        raise FleetbedError(
-            f"{folder} does not hold a whole prepared data set; start the run again to make it anew"
-        )
+        raise FleetbedError(f"{folder} does not hold a whole prepared data set; start the run again to make it anew")
     return Dataset(
         meta,
         {split: _mapped(folder / f"x_{split}.npy") for split in SPLITS},

@@ -41,9 +41,7 @@ def _change_channels(images: Pixels, channels: int) -> Pixels:
 
 def _resize(images: Pixels, shape: tuple[int, int]) -> Pixels:
     tensor = torch.from_numpy(images.astype(np.float32))
-    resized = torch.nn.functional.interpolate(
-        tensor, shape, mode="bilinear", align_corners=False, antialias=True
-    )
+    resized = torch.nn.functional.interpolate(tensor, shape, mode="bilinear", align_corners=False, antialias=True)
     out: Pixels = resized.round().clamp(0, 255).to(torch.uint8).numpy()
     return out
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import lzma
 import struct
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -49,9 +50,7 @@ def read_npz(path: Path) -> Raw:
         is_text = arrays[f"{prefix}_{split}"].dtype.kind == "U"
         if is_text != (prefix == "text"):
             kind = arrays[f"{prefix}_{split}"].dtype
-            raise BadInput(
-                f"{path}: {prefix}_{split} is of type {kind}; x_* are images, text_* are unicode texts."
-            )
+            raise BadInput(f"{path}: {prefix}_{split} is of type {kind}; x_* are images, text_* are unicode texts.")
     x = {split: arrays[f"{prefix}_{split}"] for split in SPLITS}
     y = {split: arrays[f"y_{split}"] for split in SPLITS}
     return checked(x, y, str(path), prefix)
@@ -62,11 +61,12 @@ def _arrays(path: Path) -> dict[str, Array]:
     if not path.is_file():
         raise BadInput(f"data.name: there is no file {path}; give the path of an .npz file.")
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # opened here, for numpy leaves the file open when it cannot make sense of it
+        with path.open("rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of old header formats, which it reads all the same
+            archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise BadInput(
-                    f"{path} holds a single array; an .npz with x_train, y_train, x_test, y_test is needed."
-                )
+                raise BadInput(f"{path} holds a single array; an .npz with x_train, y_train, x_test, y_test is needed.")
             return {name: archive[name] for name in archive.files if name in wanted}
     except _UNREADABLE as error:
         if "allow_pickle" in str(error):

@@ -21,14 +21,10 @@ from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Data, Partition
 
 _ATTEMPTS = 2_000  # of a Dirichlet draw; what fails so often would hardly ever succeed
-_EVEN = (
-    1e6  # an alpha beyond it changes nothing: shares are equal to a thousandth, and numpy's draw may overflow
-)
+_EVEN = 1e6  # an alpha beyond it changes nothing: shares are equal to a thousandth, and numpy's draw may overflow
 
 
-def partition(
-    labels_train: Indices, labels_test: Indices, classes: int, data: Data, clients: int, seed: int
-) -> Split:
+def partition(labels_train: Indices, labels_test: Indices, classes: int, data: Data, clients: int, seed: int) -> Split:
     """Deal the data out as `data.partition` says, or raise BadInput with what would make it possible."""
     settings = data.partition
     test: Sequence[Indices] | None = None
@@ -64,9 +60,7 @@ def partition(
             for k, part in enumerate(train)
         ]
     _check_parts(train, test, settings)
-    return Split(
-        tuple(np.sort(part) for part in train), tuple(np.sort(part) for part in test), np.sort(public)
-    )
+    return Split(tuple(np.sort(part) for part in train), tuple(np.sort(part) for part in test), np.sort(public))
 
 
 def _by_class(indices: Indices, labels: Indices, classes: int) -> list[Indices]:
@@ -95,9 +89,7 @@ def _check_enough(samples: int, clients: int, data: Data) -> None:
         )
 
 
-def _dirichlet(
-    members: list[Indices], settings: Partition, clients: int, rng: np.random.Generator
-) -> list[Indices]:
+def _dirichlet(members: list[Indices], settings: Partition, clients: int, rng: np.random.Generator) -> list[Indices]:
     """For each class a Dirichlet draw of shares; drawn again until the smallest client has its minimum."""
     sizes = [len(m) for m in members]
     best = 0
@@ -113,9 +105,7 @@ def _dirichlet(
             f"{clients} clients had at most {best} training samples, but min_size is {settings.min_size}; "
             "raise alpha, lower min_size, or take fewer clients or more data."
         )
-    parts = [
-        np.split(rng.permutation(m), np.cumsum(row)[:-1]) for m, row in zip(members, counts, strict=True)
-    ]
+    parts = [np.split(rng.permutation(m), np.cumsum(row)[:-1]) for m, row in zip(members, counts, strict=True)]
     return [np.concatenate([of_class[k] for of_class in parts]) for k in range(clients)]
 
 
@@ -158,15 +148,11 @@ def _shard_labels(classes: int, each: int, clients: int, rng: np.random.Generato
 
 def _deal_shards(members: list[Indices], owned: Indices, rng: np.random.Generator) -> list[Indices]:
     """Cut each class into as many shards as `owned` names it, and give every client those of its labels."""
-    shards = [
-        iter(np.array_split(rng.permutation(m), np.count_nonzero(owned == c))) for c, m in enumerate(members)
-    ]
+    shards = [iter(np.array_split(rng.permutation(m), np.count_nonzero(owned == c))) for c, m in enumerate(members)]
     return [np.concatenate([next(shards[label]) for label in row]) for row in owned]
 
 
-def _matching(
-    label_counts: Indices, share: float, members: list[Indices], rng: np.random.Generator
-) -> Indices:
+def _matching(label_counts: Indices, share: float, members: list[Indices], rng: np.random.Generator) -> Indices:
     """Test samples in the proportions of a client's training labels, `share` of them per training sample."""
     total = int(label_counts.sum())
     size = max(1, round(total * share))

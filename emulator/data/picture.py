@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,15 @@ _TRAIN, _TEST = "#0072b2", "#e69f00"  # of the Okabe-Ito palette, told apart by 
 _NUMBERS_UP_TO = 16  # clients and classes; with more of them the numbers in the cells could not be read
 
 
-def draw_partition(
-    train: NDArray[np.int64], test: NDArray[np.int64], path: Path, title: str, subtitle: str
-) -> None:
+def draw_partition(train: NDArray[np.int64], test: NDArray[np.int64], path: Path, title: str, subtitle: str) -> None:
     """Write a PNG; `train` and `test` are counts of [client, class]."""
     clients, classes = train.shape
     width = float(np.clip(0.5 * clients, 7, 15))
     height = float(np.clip(0.34 * classes, 3, 11))
     figure = Figure((width, height + 3), dpi=110, layout="constrained")
     sizes, cells = figure.subplots(2, 1, sharex=True, height_ratios=[1.7, height])
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    fitting = textwrap.shorten(title, int(10 * width), placeholder=" ...")
+    figure.suptitle(fitting, x=0.01, ha="left", fontsize=13, fontweight="bold")
     sizes.set_title(subtitle, loc="left", fontsize=9, color="#444444")
     _draw_sizes(sizes, train, test)
     _draw_cells(figure, cells, train)
@@ -70,6 +70,4 @@ def _draw_cells(figure: Figure, axes: Any, counts: NDArray[np.int64]) -> None:
         middle = np.sqrt(counts.max())
         for (client, label), count in np.ndenumerate(counts):
             colour = "white" if count > middle else "black"
-            axes.text(
-                client, label, str(count) if count else "", ha="center", va="center", fontsize=8, color=colour
-            )
+            axes.text(client, label, str(count) if count else "", ha="center", va="center", fontsize=8, color=colour)

@@ -81,9 +81,7 @@ def _pixels(array: Array, name: str) -> Array:
     if array.dtype.kind == "f":
         low, high = float(array.min()), float(array.max())
         if not (low >= 0.0 and high <= 1.0):  # so written that NaN is refused too
-            raise BadInput(
-                f"{name} has values from {low:g} to {high:g}; floating point pixels must be 0 to 1."
-            )
+            raise BadInput(f"{name} has values from {low:g} to {high:g}; floating point pixels must be 0 to 1.")
         pixels: Array = (array * 255.0).round().astype(np.uint8)
         return pixels
     raise BadInput(
@@ -99,9 +97,7 @@ def _labels(array: Array, name: str) -> Array:
         raise BadInput(f"{name} is of type {array.dtype}; labels must be integers from 0.")
     wrong = np.flatnonzero((array < 0) | (array > np.iinfo(np.int32).max))
     if len(wrong):
-        raise BadInput(
-            f"{name}[{wrong[0]}] is {array[wrong[0]]}; labels must be integers from 0 to classes - 1."
-        )
+        raise BadInput(f"{name}[{wrong[0]}] is {array[wrong[0]]}; labels must be integers from 0 to classes - 1.")
     return array.astype(np.int64)
 
 

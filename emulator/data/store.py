@@ -20,7 +20,7 @@ from fleetbed.emulator.data.balance import balanced_counts
 from fleetbed.emulator.data.folders import cache_folder
 from fleetbed.emulator.data.raw import SPLITS, Array, Raw, SplitName
 from fleetbed.emulator.data.sources import find
-from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.errors import BadInput, HostCannot
 from fleetbed.profiles.experiment import Data, Partition
 
 FORMAT = 1  # goes into the hash: raise it when the files change their meaning
@@ -47,13 +47,20 @@ def prepare(data: Data) -> Path:
     key = _key(data, source.identity)
     folder = cache_folder() / "data" / f"{Path(source.title).stem}-{key}"
     if not is_whole(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # beside the target, since only a rename within one file system is atomic
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
-            made = Path(scratch) / "data"
-            made.mkdir()
-            _write(made, data, source.load(), source.title, key)
-            _put(made, folder)
+        raw = source.load()
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            # beside the target, since only a rename within one file system is atomic
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
+                made = Path(scratch) / "data"
+                made.mkdir()
+                _write(made, data, raw, source.title, key)
+                _put(made, folder)
+        except OSError as error:
+            raise HostCannot(
+                f"prepared data cannot be written to {folder.parent}: {error.strerror}; "
+                f"make room there, or set XDG_CACHE_HOME to a folder that has it."
+            ) from error
     return folder
 
 
@@ -74,9 +81,7 @@ def is_whole(folder: Path) -> bool:
 
 def _key(data: Data, identity: str) -> str:
     # who has which samples, and how the files came here, do not change the arrays
-    settings = msgspec.structs.replace(
-        data, name="", root=None, download=False, public=0, partition=Partition()
-    )
+    settings = msgspec.structs.replace(data, name="", root=None, download=False, public=0, partition=Partition())
     content = f"{FORMAT}\n{identity}\n".encode() + msgspec.json.encode(settings, order="sorted")
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 

@@ -36,9 +36,7 @@ _CIFAR10_FILES = tuple(
 )
 
 KNOWN = {
-    "fashion-mnist": Known(
-        "FashionMNIST", "Fashion-MNIST, 10 classes of clothes", _idx_files("FashionMNIST")
-    ),
+    "fashion-mnist": Known("FashionMNIST", "Fashion-MNIST, 10 classes of clothes", _idx_files("FashionMNIST")),
     "mnist": Known("MNIST", "MNIST, handwritten digits", _idx_files("MNIST")),
     "cifar10": Known("CIFAR10", "CIFAR-10, 10 classes of photographs", _CIFAR10_FILES),
     "cifar100": Known(
