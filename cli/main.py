@@ -12,11 +12,12 @@ from typing import Annotated
 
 import typer
 
-from fleetbed.cli import data, profiles
+from fleetbed.cli import data, host, profiles, run
 from fleetbed.cli.common import complain
 from fleetbed.profiles.errors import FleetbedError
 
 DESCRIBE = "Describe"
+HOST = "This host"
 
 app = typer.Typer(
     name="fleetbed",
@@ -28,7 +29,11 @@ app = typer.Typer(
 )
 app.add_typer(profiles.app, name="profiles", rich_help_panel=DESCRIBE)
 app.add_typer(data.app, name="data", rich_help_panel=DESCRIBE)
+app.command("run")(run.run)
 app.command("schema", rich_help_panel=DESCRIBE)(profiles.schema)
+profiles.app.command("measure")(host.measure)
+for command in (host.doctor, host.calibrate, host.verify):
+    app.command(rich_help_panel=HOST)(command)
 
 
 def _version(wanted: bool) -> None:

@@ -30,6 +30,11 @@ def available_bytes() -> int:
     return _meminfo("MemAvailable")
 
 
+def resident_bytes() -> int:
+    """Of this process."""
+    return int(_colon_lines(Path("/proc/self/status"))["VmRSS"].split()[0]) * 1024
+
+
 def _meminfo(key: str) -> int:
     return int(_colon_lines(Path("/proc/meminfo"))[key].split()[0]) * 1024
 

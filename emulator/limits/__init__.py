@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fleetbed.emulator.limits import cgroup, v2
 from fleetbed.emulator.limits.cgroup import CONTROLLERS, Place, clean_leftovers
-from fleetbed.emulator.limits.gpu import Hardware
+from fleetbed.emulator.limits.gpu import Driver, Hardware
 from fleetbed.emulator.limits.group import Group, Limits, Tree
 from fleetbed.emulator.limits.owner import PROC, folder_name
 from fleetbed.emulator.limits.plan import Cap, GpuPlan, LimitPlan, Usage
@@ -18,7 +18,7 @@ from fleetbed.emulator.limits.plan import Cap, GpuPlan, LimitPlan, Usage
 __all__ = ["Cap", "GpuPlan", "Group", "LimitPlan", "Limits", "Usage", "best_limits", "clean_leftovers"]
 
 
-def best_limits(run: str, proc: Path = PROC) -> Limits:
+def best_limits(run: str, proc: Path = PROC, driver: Driver | None = None) -> Limits:
     """Per controller: cgroup v2 where it can be written, else v1, else the fallback."""
     name = folder_name(run, proc)
     trees: list[Tree] = []
@@ -35,7 +35,7 @@ def best_limits(run: str, proc: Path = PROC) -> Limits:
             continue
         trees.append(tree)
         open_still -= wanted
-    return Limits(trees, why_not, Hardware())
+    return Limits(trees, why_not, driver or Hardware())
 
 
 def _open(place: Place, wanted: frozenset[str], name: str) -> Tree:

@@ -130,9 +130,7 @@ def _kill(pid: int) -> None:
 def leftovers(proc: Path = PROC) -> list[Path]:
     """The folders of runs whose owner has died, wherever in the trees they were nested."""
     found = []
-    for mount in {
-        place.mount for place in places(proc) if place.controllers & CONTROLLERS or place.version == 2
-    }:
+    for mount in {place.mount for place in places(proc) if place.controllers & CONTROLLERS or place.version == 2}:
         for path, names, _ in os.walk(mount):
             dead = [name for name in names if is_leftover(name, proc)]
             found += [Path(path) / name for name in dead]

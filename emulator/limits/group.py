@@ -8,10 +8,13 @@ from pathlib import Path
 
 from fleetbed.emulator.limits import cgroup, v1, v2
 from fleetbed.emulator.limits.gpu import Driver, GpuKnob
-from fleetbed.emulator.limits.knobs import CpuKnob, MemoryKnob
+from fleetbed.emulator.limits.knobs import CpuKnob, MemoryKnob, quota_name
 from fleetbed.emulator.limits.plan import Cap, LimitPlan, Usage
 from fleetbed.emulator.limits.rlimit import BACKEND as RLIMIT
 from fleetbed.emulator.limits.rlimit import RlimitMemory
+
+NAMES = {1: v1.BACKEND, 2: v2.BACKEND}
+PACING = "pacing"
 
 
 class PacingOnly:
@@ -19,7 +22,7 @@ class PacingOnly:
 
     def __init__(self, cores: float | None, why: str) -> None:
         note = f"no ceiling for code that does not pace itself; {why}"
-        self.cap = None if cores is None else Cap("cpu", "enforced", "pacing", cores, None, "cores", note)
+        self.cap = None if cores is None else Cap("cpu", "enforced", PACING, cores, None, "cores", note)
 
     def throttled_s(self) -> float:
         return 0.0
@@ -55,9 +58,7 @@ class Group:
     def join(self) -> None:
         """In the client: every page that it adds from here on is charged to it."""
         for leaf in self._leaves:
-            cgroup.write(
-                leaf / "cgroup.procs", 0
-            )  # 0 is the writer itself, whatever its pid is called out there
+            cgroup.write(leaf / "cgroup.procs", 0)  # 0 is the writer itself, whatever its pid is called out there
         self._memory.enter()
         self._gpu.enter()
 
@@ -98,10 +99,22 @@ class Limits:
 
     @property
     def backend(self) -> str:
-        names = {1: v1.BACKEND, 2: v2.BACKEND}
-        memory, cpu = self._tree("memory"), self._tree("cpu")
-        by = names[memory.version] if memory else RLIMIT
-        return f"memory: {by}, cpu: pacing" + (f" under a {names[cpu.version]} quota" if cpu else "")
+        return f"memory: {self.memory_backend}, cpu: {self.cpu_backend}"
+
+    @property
+    def memory_backend(self) -> str:
+        tree = self._tree("memory")
+        return RLIMIT if tree is None else NAMES[tree.version]
+
+    @property
+    def cpu_backend(self) -> str:
+        tree = self._tree("cpu")
+        return PACING if tree is None else quota_name(NAMES[tree.version])
+
+    @property
+    def has_ceiling(self) -> bool:
+        """Whether the kernel holds a client that does not pace itself."""
+        return self._tree("cpu") is not None
 
     def create(self, plan: LimitPlan) -> Group:
         leaves = {tree: tree.leaf(plan.name) for tree in self._trees}

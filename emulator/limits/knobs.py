@@ -49,6 +49,10 @@ def memory_cap(backend: str, asked: int, got: float, note: str) -> Cap:
     return Cap("memory", "unavailable", backend, asked, None if isinf(got) else got, "bytes", note)
 
 
+def quota_name(backend: str) -> str:
+    return f"pacing under a {backend} quota"
+
+
 def cpu_cap(backend: str, asked: float, got: float | None, note: str = "") -> Cap:
     """The ceiling as it was read back; None is none."""
     if got is None:
@@ -56,4 +60,4 @@ def cpu_cap(backend: str, asked: float, got: float | None, note: str = "") -> Ca
         return Cap("cpu", "unavailable", backend, asked, None, "cores", note)
     if got > asked * 1.01:
         note = "the smallest ceiling that the kernel takes; below it pacing alone holds the client"
-    return Cap("cpu", "enforced", f"pacing under a {backend} quota", asked, got, "cores", note)
+    return Cap("cpu", "enforced", quota_name(backend), asked, got, "cores", note)

@@ -58,9 +58,7 @@ class CpuV1:
 
     def _limit(self, asked: float, mount: Path) -> Cap:
         # v1 refuses a group more than its parents have, so an outer quota that is lower becomes ours
-        outer = min(
-            (c for g in upwards(self._folder.parent, mount) if (c := _cores(g)) is not None), default=None
-        )
+        outer = min((c for g in upwards(self._folder.parent, mount) if (c := _cores(g)) is not None), default=None)
         allowed = asked if outer is None else min(asked, outer)
         quota = quota_for(allowed)
         write(self._folder / "cpu.cfs_period_us", quota.period_us)

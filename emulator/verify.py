@@ -1,0 +1,197 @@
+"""Proof of the caps: hogs per knob, what was asked, what was got, and whether the error is within the bar."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from fleetbed.emulator import host
+from fleetbed.emulator.calibration import THREAD_VARIABLES, Calibration, load_or_measure
+from fleetbed.emulator.limits import clean_leftovers
+from fleetbed.emulator.pacing import auto_dilation, slowdown
+from fleetbed.profiles.errors import FleetbedError
+from fleetbed.profiles.resolve import available, load_device
+from fleetbed.profiles.types import Device
+
+Knob = Literal["rate alone", "rate together", "ceiling", "memory"]
+SLOWEST, FASTEST = "raspberry-pi-zero-2w", "intel-n100-mini-pc"
+TASK_S = 2.0
+SPARE_BYTES = 2**30  # of the host's memory, beyond the largest cap
+QUICK_CAP_BYTES = 2**30
+RATE_BAR = (-0.02, 0.02)
+BARS = {
+    "rate alone": RATE_BAR,
+    "rate together": RATE_BAR,
+    "ceiling": (-1.0, 0.05),  # it must hold; a busy host may give less
+    "memory": (0.0, 0.05),
+}
+
+
+class Subject(Struct, frozen=True):
+    """A device as the hogs see it."""
+
+    name: str
+    slowdown: float
+    cap_bytes: int
+
+
+class Order(Struct, frozen=True):
+    """What the hogs are to try, in a process of their own (`hogs.py`)."""
+
+    rate: tuple[Subject, ...]
+    memory: tuple[Subject, ...]
+    dilation: float
+    task_s: float  # device seconds of a task
+
+
+class Finding(Struct, frozen=True):
+    """`asked` and `got` are in the knob's unit: device seconds of a task, cores, bytes."""
+
+    knob: Knob
+    device: str
+    asked: float
+    got: float
+    backend: str
+    load: float = 0.0  # cores that were paced at the same time, with this one
+    other_cores: float = 0.0  # cores that strangers kept busy meanwhile
+
+
+class Proof(Struct, frozen=True):
+    """One trial. `error` is (got - asked) / asked, and must lie within the bar."""
+
+    knob: str
+    device: str
+    asked: float
+    got: float
+    error: float
+    unit: str
+    low: float
+    high: float
+    ok: bool
+    backend: str
+    load: float = 0.0
+    other_cores: float = 0.0
+
+
+class Report(Struct, frozen=True):
+    ok: bool
+    proofs: tuple[Proof, ...]
+    skipped: tuple[str, ...]  # sentences
+    worst_interference: float  # the most that a rate fell because of others that are paced too
+    other_cores: float  # the most that strangers kept busy during a rate trial
+    calibration: str
+    dilation: float
+
+    @property
+    def quiet(self) -> bool:
+        return self.other_cores <= host.QUIET_CORES
+
+
+def shipped_cpu_devices() -> dict[str, Device]:
+    """The shipped devices that train on their CPU, from the slowest board to the fastest."""
+    devices = {name: load_device(name) for name in available("device")}
+    low, high = devices[SLOWEST].rate_gflops, devices[FASTEST].rate_gflops
+    chosen = {n: d for n, d in devices.items() if d.trains_on == "cpu" and low <= d.rate_gflops <= high}
+    return dict(sorted(chosen.items(), key=lambda item: item[1].rate_gflops))
+
+
+def verify(
+    devices: Mapping[str, Device], *, quick: bool = False, tell: Callable[[Proof], None] = lambda _: None
+) -> Report:
+    """Run the hogs on this host, about ten seconds per device; `tell` is given each proof as it comes."""
+    clean_leftovers()
+    calibration = load_or_measure()
+    names = list(devices)
+    rated = [names[0], names[len(names) // 2], names[-1]] if quick and len(names) > 3 else names
+    capped, skipped = _memory_trials(devices, quick)
+    slowdowns = {name: slowdown(calibration.rate.alone_gflops, devices[name]) for name in names}
+    dilation = auto_dilation((slowdowns[name] for name in rated), calibration.rate.busy_to_alone)
+    subjects = {name: Subject(name, slowdowns[name], _cap_bytes(devices[name])) for name in names}
+    order = Order(
+        rate=tuple(subjects[name] for name in rated),
+        memory=tuple(subjects[name] for name in capped),
+        dilation=dilation,
+        task_s=TASK_S,
+    )
+    proofs = []
+    for finding in _findings(order):
+        proofs.append(judge(finding, devices[finding.device]))
+        tell(proofs[-1])
+    return summarise(proofs, skipped, calibration, dilation)
+
+
+def _memory_trials(devices: Mapping[str, Device], quick: bool) -> tuple[list[str], list[str]]:
+    """Which caps can be tried here, and a sentence for each that cannot. Equal caps are tried once."""
+    largest = host.available_bytes() - SPARE_BYTES
+    chosen: dict[int, str] = {}
+    skipped = []
+    for name, device in sorted(devices.items(), key=lambda item: item[1].cap_mib):
+        cap = _cap_bytes(device)
+        if cap > largest:
+            skipped.append(f"memory of {name}: its cap of {device.cap_mib:g} MiB does not fit into this host now")
+        elif not quick or cap <= QUICK_CAP_BYTES:
+            chosen.setdefault(cap, name)
+    return list(chosen.values()), skipped
+
+
+def _cap_bytes(device: Device) -> int:
+    return int(device.cap_mib * 2**20)
+
+
+def _findings(order: Order) -> Iterator[Finding]:
+    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
+    command = [sys.executable, "-m", "fleetbed.emulator.hogs"]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None  # asked for in Popen
+        assert process.stdout is not None
+        process.stdin.write(msgspec.json.encode(order))
+        process.stdin.close()
+        for line in process.stdout:
+            yield msgspec.json.decode(line, type=Finding)
+    if process.returncode != 0:
+        raise FleetbedError("the process that runs the hogs ended early; what it said stands above")
+
+
+def judge(finding: Finding, device: Device) -> Proof:
+    asked, got, unit = finding.asked, finding.got, {"ceiling": "cores", "memory": "MiB"}.get(finding.knob, "GFLOPS")
+    if unit == "GFLOPS":  # a task that took longer was done at a lower rate
+        asked, got = device.rate_gflops, device.rate_gflops * finding.asked / finding.got
+    elif unit == "MiB":
+        asked, got = asked / 2**20, got / 2**20
+    error = got / asked - 1
+    low, high = BARS[finding.knob]
+    return Proof(
+        knob=finding.knob,
+        device=finding.device,
+        asked=asked,
+        got=got,
+        error=error,
+        unit=unit,
+        low=low,
+        high=high,
+        ok=low <= error <= high,
+        backend=finding.backend,
+        load=finding.load,
+        other_cores=finding.other_cores,
+    )
+
+
+def summarise(proofs: Sequence[Proof], skipped: Sequence[str], calibration: Calibration, dilation: float) -> Report:
+    alone = {p.device: p.got for p in proofs if p.knob == "rate alone"}
+    interference = [1 - p.got / alone[p.device] for p in proofs if p.knob == "rate together"]
+    rates = [p for p in proofs if p.knob in ("rate alone", "rate together")]
+    return Report(
+        ok=all(p.ok for p in proofs),
+        proofs=tuple(proofs),
+        skipped=tuple(skipped),
+        worst_interference=max(interference, default=0.0),
+        other_cores=max((p.other_cores for p in rates), default=0.0),
+        calibration=calibration.id,
+        dilation=dilation,
+    )
