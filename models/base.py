@@ -15,9 +15,7 @@ from fleetbed.profiles.errors import BadInput, nearest
 
 Tensors = dict[str, Tensor]
 Section = Literal["extractor", "intermediate", "classifier"]
-Index = tuple[
-    Tensor | None, ...
-]  # per dimension: the rows that a variant takes of the full tensor, None is all
+Index = tuple[Tensor | None, ...]  # per dimension: the rows that a variant takes of the full tensor, None is all
 
 
 class InputSpec(Struct, frozen=True):
@@ -152,7 +150,7 @@ class Family(ABC):
             if self.shared and not self.part_of(variant, largest):
                 raise BadInput(
                     f"model.variants: {variant} of {self.name} is not a part of {largest}, the largest one "
-                    f"named, so its weights have no place in the server's model: name one that holds both"
+                    f"named, so its weights have no place in the server's model: name one that holds both."
                 )
         return narrowed
 
@@ -167,23 +165,21 @@ class Family(ABC):
     def check_input(self, spec: InputSpec) -> None:
         """Raise BadInput where a model of this family cannot take such data."""
         if spec.classes < 2:
-            raise BadInput(f"{self.name} needs data of at least 2 classes, found {spec.classes}")
+            raise BadInput(f"{self.name} needs data of at least 2 classes, found {spec.classes}.")
         found = "images" if len(spec.shape) == 3 else "text"
         if found != self.reads:
             raise BadInput(
                 f"{self.name} reads {self.reads}, the data is {found} (shape {spec.shape}): "
-                f"choose another model.family or data.name"
+                f"choose another model.family or data.name."
             )
         smallest = self.smallest_image
         if found == "images" and min(spec.shape[1:]) < smallest:
             raise BadInput(
                 f"{self.name} needs images of at least {smallest}x{smallest}, found "
-                f"{spec.shape[1]}x{spec.shape[2]}: set data.image_size to {smallest} or more"
+                f"{spec.shape[1]}x{spec.shape[2]}: set data.image_size to {smallest} or more."
             )
         if found == "text" and spec.vocabulary < 1:
-            raise BadInput(
-                f"{self.name} needs text with a vocabulary of at least 1 word, found {spec.vocabulary}"
-            )
+            raise BadInput(f"{self.name} needs text with a vocabulary, found one of {spec.vocabulary} words.")
 
 
 def gather(full: Mapping[str, Tensor], index: Mapping[str, Index]) -> Tensors:
@@ -230,7 +226,7 @@ def load_tensors(net: nn.Module, tensors: Mapping[str, Tensor], source: str = "t
         more = f", and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise BadInput(
             f"{source} does not match the model: {'; '.join(problems[:5])}{more}; "
-            f"load it into the family, variant, options and classes that it was saved from"
+            f"load it into the family, variant, options and classes that it was saved from."
         )
     net.load_state_dict(tensors)
 

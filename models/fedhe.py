@@ -74,18 +74,14 @@ class FedHeFamily(Family):
             nn.AvgPool2d(2, stride=1),
         )
         if len(filters) == 2:
-            second = nn.Sequential(
-                nn.Conv2d(filters[0], filters[1], 3, stride=2), *_after(filters[1], dropout)
-            )
+            second = nn.Sequential(nn.Conv2d(filters[0], filters[1], 3, stride=2), *_after(filters[1], dropout))
             stages = {"conv1": first, "conv2": second}
             height, width = _third(height), _third(width)
         else:
             second = nn.Sequential(
                 nn.Conv2d(filters[0], filters[1], 2, stride=2), *_after(filters[1], dropout), nn.AvgPool2d(2)
             )
-            third = nn.Sequential(
-                nn.Conv2d(filters[1], filters[2], 3, stride=2), *_after(filters[2], dropout)
-            )
+            third = nn.Sequential(nn.Conv2d(filters[1], filters[2], 3, stride=2), *_after(filters[2], dropout))
             stages = {"conv1": first, "conv2": second, "conv3": third}
             height, width = _third(height // 4), _third(width // 4)
         fc = nn.Linear(filters[-1] * height * width, spec.classes, bias=False)

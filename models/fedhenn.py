@@ -7,8 +7,9 @@ not.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from msgspec import Meta
 from torch import nn
 
 from fleetbed.models.base import Family, InputSpec, Net, Options
@@ -21,8 +22,8 @@ class FedHeNNOptions(Options, frozen=True, kw_only=True):
     first of them. The paper's network for CIFAR-100 is `conv2-fc3` with filters 64, 128 and hidden layers
     256, 128."""
 
-    filters: tuple[Count, Count, Count] = (64, 64, 64)
-    hidden: tuple[Count, Count] = (120, 64)
+    filters: Annotated[tuple[Count, ...], Meta(min_length=3, max_length=3)] = (64, 64, 64)
+    hidden: Annotated[tuple[Count, ...], Meta(min_length=2, max_length=2)] = (120, 64)
 
 
 class Layout(NamedTuple):
@@ -59,9 +60,7 @@ class FedHeNNFamily(Family):
         channels, height, width = spec.shape
         stages: dict[str, nn.Module] = {}
         filters = (channels, *self.options.filters[: layout.convolutions])
-        for number, ((inputs, outputs), kernel) in enumerate(
-            zip(pairwise(filters), KERNELS, strict=False), 1
-        ):
+        for number, ((inputs, outputs), kernel) in enumerate(zip(pairwise(filters), KERNELS, strict=False), 1):
             convolution = nn.Conv2d(inputs, outputs, kernel)
             stages[f"conv{number}"] = nn.Sequential(convolution, nn.ReLU(inplace=True), nn.MaxPool2d(2))
             height, width = (height - kernel + 1) // 2, (width - kernel + 1) // 2

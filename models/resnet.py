@@ -101,9 +101,7 @@ def _stage(blocks: int, inputs: int, width: int, stride: int) -> nn.Sequential:
     basic = torchvision.models.resnet.BasicBlock
     shortcut = None
     if stride != 1 or inputs != width:
-        shortcut = nn.Sequential(
-            nn.Conv2d(inputs, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width)
-        )
+        shortcut = nn.Sequential(nn.Conv2d(inputs, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width))
     first = basic(inputs, width, stride, shortcut)
     return nn.Sequential(first, *(basic(width, width) for _ in range(blocks - 1)))
 
@@ -130,16 +128,12 @@ class ResNetFamily(Family):
         return tuple(ceil(rate * self.options.base_width * 2**stage) for stage in range(4))
 
     def make(self, variant: str, spec: InputSpec) -> Net:
-        return ResNet(
-            self.cuts[variant].blocks, self.widths(variant), self.options.stem, spec.shape[0], spec.classes
-        )
+        return ResNet(self.cuts[variant].blocks, self.widths(variant), self.options.stem, spec.shape[0], spec.classes)
 
     def index(self, variant: str, spec: InputSpec, shift: int = 0) -> dict[str, Index]:
-        windows = [
-            _window(part, full, shift)
-            for part, full in zip(self.widths(variant), self.widths(self.variants[-1]), strict=True)
-        ]
         tensors = self.outline(variant, spec).state_dict()
+        widths = zip(self.widths(variant), self.widths(self.variants[-1]), strict=True)
+        windows = [_window(part, full, shift) for part, full in widths]
         return {name: _rows(name, windows)[: t.ndim] + (None,) * (t.ndim - 2) for name, t in tensors.items()}
 
     def cross_layers(self, names: Iterable[str]) -> dict[str, str]:

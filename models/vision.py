@@ -26,9 +26,7 @@ def _import_torchvision() -> ModuleType:
     for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
         del sys.modules[name]  # the half that the failed import left behind
     for operator in ("nms", "qnms"):
-        torch.library.define(
-            f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        )
+        torch.library.define(f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return importlib.import_module("torchvision")
 
 

@@ -103,7 +103,7 @@ class VitFamily(Family):
         if options.width % options.heads:
             raise BadInput(
                 f"model.options of {self.name}: a width of {options.width} cannot be shared by "
-                f"{options.heads} heads: choose a multiple of the heads"
+                f"{options.heads} heads: choose a multiple of the heads."
             )
         default = VitOptions()
         for option in ("patch", "width", "heads"):
@@ -111,7 +111,7 @@ class VitFamily(Family):
             if options.pretrained and getattr(options, option) != wanted:
                 raise BadInput(
                     f"model.options of {self.name}: the pre-trained weights are of a model with {option} "
-                    f"{wanted}, found {getattr(options, option)}: leave it out or set pretrained to false"
+                    f"{wanted}, found {getattr(options, option)}: leave it out or set pretrained to false."
                 )
 
     @property
@@ -125,7 +125,7 @@ class VitFamily(Family):
         if height % patch or width % patch:
             raise BadInput(
                 f"{self.name} needs images whose sides are multiples of the patch of {patch}, found "
-                f"{height}x{width}: set data.image_size or model.options.patch so that they are"
+                f"{height}x{width}: set data.image_size or model.options.patch so that they are."
             )
 
     def make(self, variant: str, spec: InputSpec) -> Net:
@@ -159,7 +159,7 @@ def _pretrained(spec: InputSpec) -> dict[str, Tensor]:
         raise HostCannot(
             f"model.options.pretrained: the weights of {PRETRAINED} are not in the cache of the Hugging Face "
             f"hub and cannot be downloaded from this host ({type(error).__name__}): run it once where "
-            f"huggingface.co can be reached and copy that cache, or set pretrained to false"
+            f"huggingface.co can be reached and copy that cache, or set pretrained to false."
         ) from error
     tensors: dict[str, Tensor] = model.state_dict()
     return tensors
