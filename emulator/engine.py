@@ -81,10 +81,11 @@ class Engine:
         records: Records,
         progress: Progress,
         checkpoint: Callable[[Progress], None],
+        tick: Callable[[], None],
         started_s: float,
     ) -> None:
-        self._config = config
-        self._participants = participants
+        self.config = config
+        self.participants = participants
         self._server = server
         self._server_link = server_link
         self._method = method
@@ -94,10 +95,12 @@ class Engine:
         self._evaluations = evaluations
         self._records = records
         self._checkpoint = checkpoint
-        self._started_s = started_s
+        self._tick = tick
+        self.started_s = started_s
         self._replies: dict[int, Bundle] = {}
         self._outcomes: dict[int, Outcome] = {}
         self.progress = progress
+        self.last_arrival: int | None = None  # the client whose result came last, for whoever watches
 
     # the loop
 
@@ -112,6 +115,7 @@ class Engine:
                 self._submit(task)
         while not self._over() and (event := p.timeline.pop()) is not None:
             self._handle(event)
+            self._tick()
         if not self._over():
             raise FleetbedError("nothing is left to wait for: no client can take part any more")
         for task in list(p.tasks.values()):
@@ -119,7 +123,7 @@ class Engine:
         self._evaluations.collect(wait=True)
 
     def _over(self) -> bool:
-        experiment, p = self._config.experiment, self.progress
+        experiment, p = self.config.experiment, self.progress
         limit_s = experiment.device_time_limit_s
         return p.policy.round > experiment.rounds or (limit_s is not None and p.timeline.now_s >= limit_s)
 
@@ -143,7 +147,7 @@ class Engine:
     # a task's life
 
     def _dispatch(self, number: int) -> None:
-        p, who = self.progress, self._participants[number]
+        p, who = self.progress, self.participants[number]
         stage = self._method.needs.stages[p.policy.stage]
         work = self._method.work(p.state, who.client, stage)
         message = self._method.send(p.state, who.client, stage, p.next_task)
@@ -171,7 +175,7 @@ class Engine:
         self._submit(task)
 
     def _submit(self, task: Task) -> None:
-        who = self._participants[task.client]
+        who = self.participants[task.client]
         paced = self._dilation is not None
         dilation = self._dilation or 0.0
         expected_s = task.plan_s * dilation if paced else task.flops / 1e9
@@ -195,7 +199,7 @@ class Engine:
         )
 
     def _transfer(self, kind: Kind, task: Task, size_bytes: int) -> None:
-        link = self._participants[task.client].spec.link
+        link = self.participants[task.client].spec.link
         self.progress.timeline.send(
             kind,
             transfer(
@@ -203,7 +207,7 @@ class Engine:
                 up=kind is Kind.UPLOADED,
                 size_bytes=size_bytes,
                 server=self._server_link,
-                seed=self._config.seed,
+                seed=self.config.seed,
                 client=task.client,
                 task=task.number,
             ),
@@ -240,6 +244,7 @@ class Engine:
 
     def _uploaded(self, task: Task) -> None:
         task.uploaded_s = self.progress.timeline.now_s
+        self.last_arrival = task.client
         bad = self._replies[task.number].first_not_finite()
         if bad is not None:
             self._end(task, "refused", f"{bad} holds a value that is not finite")
@@ -280,7 +285,7 @@ class Engine:
     def _idle(self) -> list[int]:
         """Who can be invited: nobody with a task under way or a result that is not merged yet."""
         busy = {task.client for task in self.progress.tasks.values()}
-        return [number for number in self._participants if number not in busy]
+        return [number for number in self.participants if number not in busy]
 
     def _carry_out(self, decision: Decision) -> None:
         p = self.progress
@@ -313,7 +318,7 @@ class Engine:
             staleness = p.version - task.base_version
             found.append(
                 Arrival(
-                    client=self._participants[task.client].client,
+                    client=self.participants[task.client].client,
                     sent=p.sent[task.number],
                     message=self._replies[task.number],
                     staleness=staleness,
@@ -339,7 +344,7 @@ class Engine:
         self._open()
         if merged and p.policy.round != finished_round:
             self._evaluate(finished_round)
-        if merged and p.version % self._config.experiment.checkpoint_every == 0:
+        if merged and p.version % self.config.experiment.checkpoint_every == 0:
             self._evaluations.collect(wait=True, before=p.version)
             self._checkpoint(p)
 
@@ -351,12 +356,12 @@ class Engine:
         p.state = result.state
         for task in tasks:
             task.merged_version, task.staleness = p.version, p.version - 1 - task.base_version
-            self._participants[task.client].kept = task.keep or task.kept
+            self.participants[task.client].kept = task.keep or task.kept
             self._forget(task)
         now_s = p.timeline.now_s
         self._records.write(
             {
-                "tasks": [task_row(task, self._participants[task.client].spec.device) for task in tasks],
+                "tasks": [task_row(task, self.participants[task.client].spec.device) for task in tasks],
                 "rounds": [
                     {
                         "version": p.version,
@@ -379,18 +384,26 @@ class Engine:
 
     def _evaluate(self, round_: int = 0) -> None:
         p = self.progress
-        last = p.policy.round > self._config.experiment.rounds
-        if round_ % self._config.experiment.evaluation.every == 0 or last:
-            kept = {number: who.kept for number, who in self._participants.items()}
+        last = p.policy.round > self.config.experiment.rounds
+        if round_ % self.config.experiment.evaluation.every == 0 or last:
+            kept = {number: who.kept for number, who in self.participants.items()}
             self._evaluations.submit(self._method.targets(p.state), kept, p.version, round_, p.timeline.now_s)
+
+    def doing(self, task: Task) -> str:
+        """What a client is at, in device time."""
+        if task.outcome:
+            return "waits for the merge"
+        if task.compute_end_s is not None:
+            return "uploads"
+        return "trains" if task.compute_start_s is not None else "downloads"
 
     # clocks and rows
 
     def _write(self, task: Task) -> None:
-        self._records.write({"tasks": [task_row(task, self._participants[task.client].spec.device)]})
+        self._records.write({"tasks": [task_row(task, self.participants[task.client].spec.device)]})
 
     def _host_s(self) -> float:
-        return time.monotonic() - self._started_s
+        return time.monotonic() - self.started_s
 
     def _since_start(self, moment_s: float | None) -> float | None:
-        return None if moment_s is None else moment_s - self._started_s
+        return None if moment_s is None else moment_s - self.started_s

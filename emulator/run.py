@@ -44,6 +44,17 @@ DEGRADED_OVERRUN = 1.05
 VERSIONS = ("fleetbed", "torch", "torchvision", "numpy", "pyzmq")
 
 
+def check(config: RunConfig, search: Sequence[Path]) -> None:
+    """Raise what is wrong with a configuration, without leaving a trace."""
+    layout = lay_out(config, search)
+    layout.method([Client(number, variant, 1) for number, variant in enumerate(layout.family.variants)])
+
+
+def is_done(folder: Path) -> bool:
+    with _records(folder) as records:
+        return bool(records.meta("status") == "done")
+
+
 def start(config: RunConfig, folder: Path, *, search: Sequence[Path], command: str, watch: Watch) -> None:
     """A new run in a new folder. What is refused is refused before the folder exists."""
     layout = lay_out(config, search)
@@ -68,11 +79,7 @@ def start(config: RunConfig, folder: Path, *, search: Sequence[Path], command: s
 
 def resume(folder: Path, *, search: Sequence[Path], watch: Watch) -> None:
     """Go on with a run that was interrupted or killed, from its newest whole checkpoint."""
-    if not (folder / "run.sqlite").exists():
-        raise BadInput(f"{folder}: not a run's folder, there is no run.sqlite in it")
     with _records(folder) as records:
-        if records.meta("status") == "done":
-            raise BadInput(f"{folder}: this run is done, there is nothing to resume")
         written = records.meta("versions")
         differs = [
             f"{name} {written.get(name)} then, {now} now"
@@ -195,9 +202,10 @@ class _Run:
             records=self._records,
             progress=progress,
             checkpoint=lambda p: self._checkpoints.save(p, participants, time.monotonic() - started_s),
+            tick=self._watch.tick,
             started_s=started_s,
         )
-        self._watch.start(self._config, engine, evaluations)
+        self._watch.start(engine, evaluations)
         try:
             engine.run()
         finally:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from fleetbed.emulator.engine import Engine
 from fleetbed.emulator.evaluation import Evaluations
-from fleetbed.profiles.experiment import RunConfig
 
 
 class Watch:
     def say(self, text: str) -> None:
         """What is being done before the rounds begin, or what a person should know."""
 
-    def start(self, config: RunConfig, engine: Engine, evaluations: Evaluations) -> None:
+    def start(self, engine: Engine, evaluations: Evaluations) -> None:
         """The loop begins."""
 
     def tick(self) -> None:

@@ -1,0 +1,140 @@
+"""What a person sees while a run goes on: a live view on a terminal, plain lines in a pipe or a file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fleetbed.emulator.engine import Engine
+from fleetbed.emulator.evaluation import Evaluations
+from fleetbed.emulator.task import Task
+from fleetbed.emulator.watch import Watch
+
+REFRESH_S = 0.25
+MOST_CLIENTS = 16
+
+
+class PlainWatch(Watch):
+    """A line for each thing that is said and for each round that ends."""
+
+    def __init__(self, out: TextIO = sys.stderr) -> None:
+        self._out = out
+        self._engine: Engine | None = None
+        self._evaluations: Evaluations | None = None
+        self._round = 0
+        self._first = (0, 0.0)
+
+    def say(self, text: str) -> None:
+        print(text, file=self._out, flush=True)
+
+    def start(self, engine: Engine, evaluations: Evaluations) -> None:
+        self._engine, self._evaluations = engine, evaluations
+        self._round = engine.progress.policy.round
+        self._first = (self._round, time.monotonic())
+
+    def tick(self) -> None:
+        if self._engine is not None and self._engine.progress.policy.round > self._round:
+            if self._round:
+                self.say(summary(self._engine, self._evaluations, self._first))
+            self._round = self._engine.progress.policy.round
+
+    def stop(self) -> None:
+        self.tick()
+        self._engine = None
+
+
+class LiveWatch(PlainWatch):
+    """Round, device time, accuracy, time left, and who trains, transfers or waits, drawn in place."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+        self._live: Live | None = None
+        self._drawn_s = 0.0
+
+    def say(self, text: str) -> None:
+        self._console.print(Text(text))
+
+    def start(self, engine: Engine, evaluations: Evaluations) -> None:
+        super().start(engine, evaluations)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._live.start()
+
+    def tick(self) -> None:
+        super().tick()
+        now_s = time.monotonic()
+        if self._live is not None and self._engine is not None and now_s - self._drawn_s >= REFRESH_S:
+            self._drawn_s = now_s
+            self._live.update(_view(self._engine, self._evaluations, self._first), refresh=True)
+
+    def stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        super().stop()
+
+
+def watch_for(console: Console) -> Watch:
+    return LiveWatch(console) if console.is_terminal else PlainWatch()
+
+
+def summary(engine: Engine, evaluations: Evaluations | None, first: tuple[int, float]) -> str:
+    """One line: where the run stands."""
+    progress, rounds = engine.progress, engine.config.experiment.rounds
+    done = min(rounds, progress.policy.round - 1)
+    parts = [f"round {done}/{rounds}", f"device {duration(progress.timeline.now_s)}"]
+    if evaluations is not None and evaluations.latest:
+        accuracy = sum(evaluations.latest.values()) / len(evaluations.latest)
+        parts.append(f"accuracy {accuracy:.1%}")
+    if engine.last_arrival is not None:
+        who = engine.participants[engine.last_arrival]
+        parts.append(f"last {who.spec.name} {who.spec.kind}")
+    parts.append(f"host {duration(time.monotonic() - engine.started_s)}")
+    if done > first[0] - 1 and done < rounds:
+        per_round = (time.monotonic() - first[1]) / (done - first[0] + 1)
+        parts.append(f"left about {duration(per_round * (rounds - done))}")
+    return ", ".join(parts)
+
+
+def _view(engine: Engine, evaluations: Evaluations | None, first: tuple[int, float]) -> Group:
+    config, progress = engine.config, engine.progress
+    rounds = config.experiment.rounds
+    title = Text(f"{config.algorithm.title}, {config.policy.title}, seed {config.seed}", style="bold")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("client", "device", "variant", "doing", "since", "planned end"):
+        table.add_column(column, justify="right" if column in ("since", "planned end") else "left")
+    tasks = sorted(progress.tasks.values(), key=lambda task: (task.outcome != "", -_planned_end(task), task.client))
+    for task in tasks[:MOST_CLIENTS]:
+        who = engine.participants[task.client]
+        table.add_row(
+            who.spec.name,
+            who.spec.kind,
+            task.variant,
+            engine.doing(task),
+            duration(progress.timeline.now_s - task.dispatched_s),
+            duration(_planned_end(task)),
+        )
+    if len(tasks) > MOST_CLIENTS:
+        table.add_row("", f"and {len(tasks) - MOST_CLIENTS} more", "", "", "", "")
+    bar = ProgressBar(total=rounds, completed=min(rounds, progress.policy.round - 1), width=40)
+    return Group(title, Text(summary(engine, evaluations, first)), bar, table)
+
+
+def _planned_end(task: Task) -> float:
+    return (task.compute_start_s or task.dispatched_s) + task.plan_s
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person reads them."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -1,0 +1,181 @@
+"""Policies as decisions on hand-made sequences of results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from fleetbed.emulator.policies import AnyPolicy, Decision, Rounds, Stream, choose, make_policy
+from fleetbed.profiles.experiment import AlgorithmChoice, Experiment, Participation, Policy
+
+ALL = [0, 1, 2, 3, 4, 5]
+
+
+def rounds(size: int = 3, stages: int = 1, **policy: Any) -> Rounds:
+    return Rounds(Policy(**policy), seed=1, size=size, stages=stages)
+
+
+def finish(policy: AnyPolicy, clients: tuple[int, ...], first_task: int = 0) -> Decision:
+    """Every client's result arrives; gives the last decision."""
+    decision = Decision()
+    for number, client in enumerate(clients):
+        decision = policy.ended(first_task + number, client, ok=True, idle=ALL)
+    return decision
+
+
+def test_sync_waits_for_all_it_invited() -> None:
+    policy = rounds()
+    invited = policy.open(ALL).invite
+    assert len(set(invited)) == 3
+    assert policy.ended(0, invited[0], ok=True, idle=ALL).merge is None
+    assert policy.ended(1, invited[1], ok=False, idle=ALL).merge is None
+    assert policy.ended(2, invited[2], ok=True, idle=ALL) == Decision(merge=(0, 2))
+
+
+def test_a_round_in_which_everybody_failed_closes_with_nothing() -> None:
+    policy = rounds(size=1)
+    (client,) = policy.open(ALL).invite
+    assert policy.ended(0, client, ok=False, idle=ALL) == Decision(merge=())
+
+
+def test_rounds_count_and_choose_anew() -> None:
+    policy = rounds(size=2)
+    seen = []
+    for number in range(1, 30):
+        invited = policy.open(ALL).invite
+        assert policy.round == number
+        finish(policy, invited)
+        policy.merged()
+        seen.append(invited)
+    assert {client for invited in seen for client in invited} == set(ALL)
+    assert len(set(seen)) > 5
+
+
+def test_the_deadline_drops_the_late_and_gives_their_clients_up() -> None:
+    policy = rounds(kind="deadline", deadline_s=5.0)
+    decision = policy.open(ALL)
+    a, b, c = decision.invite
+    assert decision.timer_s == 5.0
+    policy.ended(10, b, ok=True, idle=ALL)
+    assert policy.timer(policy.opened) == Decision(merge=(10,), abandon=(a, c))
+
+
+def test_a_late_result_counts_in_the_next_round_if_asked() -> None:
+    policy = rounds(size=2, kind="deadline", deadline_s=5.0, late="next-round")
+    a, b = policy.open(ALL).invite
+    policy.ended(10, a, ok=True, idle=ALL)
+    assert policy.timer(policy.opened) == Decision(merge=(10,))
+    assert policy.ended(11, b, ok=True, idle=ALL) == Decision()  # the server is still merging
+    policy.merged()
+    second = policy.open([client for client in ALL if client != b]).invite
+    assert finish(policy, second, 20).merge == (11, 20, 21)
+
+
+def test_an_old_timer_does_not_close_a_new_round() -> None:
+    policy = rounds(kind="deadline", deadline_s=5.0)
+    invited = policy.open(ALL).invite
+    old = policy.opened
+    finish(policy, invited)
+    policy.merged()
+    policy.open(ALL)
+    assert policy.timer(old) == Decision()
+
+
+def test_over_select_takes_the_first_and_abandons_the_rest() -> None:
+    policy = rounds(kind="over-select", invite=4, take=2)
+    a, b, c, d = policy.open(ALL).invite
+    policy.ended(0, c, ok=True, idle=ALL)
+    assert policy.ended(1, a, ok=True, idle=ALL) == Decision(merge=(0, 1), abandon=(b, d))
+
+
+def test_stages_go_on_with_those_who_came_through() -> None:
+    policy = rounds(stages=2)
+    a, b, c = policy.open(ALL).invite
+    policy.ended(0, a, ok=True, idle=ALL)
+    policy.ended(1, b, ok=False, idle=ALL)
+    assert policy.ended(2, c, ok=True, idle=ALL).merge == (0, 2)
+    policy.merged()
+    assert policy.open(ALL).invite == (a, c)
+    assert (policy.round, policy.stage) == (1, 1)
+    finish(policy, (a, c), 3)
+    policy.merged()
+    policy.open(ALL)
+    assert (policy.round, policy.stage) == (2, 0)
+
+
+def stream(**policy: Any) -> Stream:
+    experiment = Experiment(
+        title="", fleet="", algorithms=(AlgorithmChoice(name="x"),), participation=Participation(ratio=0.5)
+    )
+    made = make_policy(experiment, Policy(**policy), seed=1, clients=6, stages=1)
+    assert isinstance(made, Stream)
+    return made
+
+
+def test_async_merges_each_result_and_keeps_as_many_busy() -> None:
+    policy = stream(kind="async")
+    invited = policy.open(ALL).invite
+    assert len(invited) == 3
+    assert policy.ended(0, invited[1], ok=True, idle=ALL) == Decision(merge=(0,))
+    idle = [client for client in ALL if client not in policy.busy]
+    assert len(policy.open(idle).invite) == 1
+    assert len(policy.busy) == 3
+
+
+def test_async_replaces_a_client_that_failed() -> None:
+    policy = stream(kind="async", concurrency=1)
+    (client,) = policy.open(ALL).invite
+    assert len(policy.ended(0, client, ok=False, idle=ALL).invite) == 1
+
+
+def test_a_round_of_a_stream_is_as_many_results_as_a_round_would_have() -> None:
+    policy = stream(kind="async", concurrency=1)
+    seen = []
+    for task in range(7):
+        (client,) = policy.open(ALL).invite
+        seen.append(policy.round)
+        policy.ended(task, client, ok=True, idle=ALL)
+    assert seen == [1, 1, 1, 2, 2, 2, 3]
+
+
+def test_buffered_merges_every_so_many() -> None:
+    policy = stream(kind="buffered", buffer=2, concurrency=2)
+    a, b = policy.open(ALL).invite
+    assert policy.ended(0, a, ok=True, idle=[c for c in ALL if c not in (a, b)]).merge is None
+    assert policy.ended(1, b, ok=True, idle=ALL).merge == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "staleness", "weight"),
+    [
+        ({"staleness": "constant"}, 9, 0.6),
+        ({"staleness": "polynomial", "exponent": 0.5}, 0, 0.6),
+        ({"staleness": "polynomial", "exponent": 0.5}, 3, 0.3),
+        ({"staleness": "hinge", "hinge_a": 10.0, "hinge_b": 4.0}, 4, 0.6),
+        ({"staleness": "hinge", "hinge_a": 10.0, "hinge_b": 4.0}, 5, 0.6 / 11),
+    ],
+)
+def test_stale_results_weigh_less(settings: dict[str, Any], staleness: int, weight: float) -> None:
+    assert stream(kind="async", **settings).weight(staleness) == pytest.approx(weight)
+
+
+def test_rounds_do_not_discount() -> None:
+    assert rounds().weight(5) == 1.0
+
+
+def test_choosing_is_uniform_seeded_and_independent_of_the_order() -> None:
+    counts = dict.fromkeys(ALL, 0)
+    for draw in range(3000):
+        for client in choose(ALL, 2, seed=1, draw=draw):
+            counts[client] += 1
+    assert all(abs(count - 1000) < 100 for count in counts.values())
+    assert choose(ALL[::-1], 3, 1, 5) == choose(ALL, 3, 1, 5)
+    assert choose([], 3, 1, 5) == []
+
+
+@pytest.mark.parametrize("policy", [rounds(), stream(kind="buffered", buffer=2)])
+def test_a_policy_survives_json(policy: AnyPolicy) -> None:
+    policy.open(ALL)
+    assert msgspec.json.decode(msgspec.json.encode(policy), type=AnyPolicy) == policy

@@ -1,0 +1,71 @@
+"""Bundles and checkpoints on disk: whole, checked, atomic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.storage import Damaged, load_bundle, save_bundle, write_atomically
+
+
+def test_a_bundle_comes_back_as_it_was_stored(tmp_path: Path) -> None:
+    whole = torch.arange(6.0)
+    bundle = Bundle({"a": whole, "view": whole[2:4], "n": torch.tensor(3)}, {"x": [1, None], "y": "z"})
+    save_bundle(tmp_path / "b.safetensors", bundle)
+    found = load_bundle(tmp_path / "b.safetensors")
+    assert found.values == bundle.values
+    assert {name: t.tolist() for name, t in found.tensors.items()} == {
+        "a": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0],
+        "view": [2.0, 3.0],
+        "n": 3,
+    }
+
+
+def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "b.safetensors"
+    save_bundle(path, Bundle({"a": torch.arange(100.0)}))
+    content = bytearray(path.read_bytes())
+    content[-7] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(Damaged, match="checksum"):
+        load_bundle(path)
+
+
+@pytest.mark.parametrize("size", [0, 5, 60, -10])
+def test_a_cut_file_is_noticed(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "b.safetensors"
+    save_bundle(path, Bundle({"a": torch.arange(100.0)}))
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(Damaged, match="not a whole safetensors file"):
+        load_bundle(path)
+
+
+def test_a_missing_file_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(Damaged, match="missing"):
+        load_bundle(tmp_path / "none.safetensors")
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_text("old")
+
+    def fail(part: Path) -> None:
+        part.write_text("half")
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        write_atomically(path, fail)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_not_finite_is_found_by_name() -> None:
+    good = Bundle({"a": torch.ones(3), "n": torch.tensor(2)})
+    assert good.first_not_finite() is None
+    assert Bundle({**good.tensors, "b": torch.tensor([1.0, float("nan")])}).first_not_finite() == "b"
+    assert Bundle({"c": torch.tensor([float("inf"), -float("inf")])}).first_not_finite() == "c"
+    # a sum that overflows is not a value that is not finite
+    assert Bundle({"d": torch.full((4,), 3e38)}).first_not_finite() is None

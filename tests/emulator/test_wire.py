@@ -1,0 +1,153 @@
+"""The wire: what goes in comes out, and nothing else gets through."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+import torch
+
+from fleetbed.emulator import wire
+from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.messages import Failed, Hello, Trained, from_worker
+
+
+def example() -> Bundle:
+    generator = torch.Generator().manual_seed(7)
+    return Bundle(
+        {
+            "weight": torch.randn(3, 5, generator=generator),
+            "count": torch.tensor(4, dtype=torch.int64),
+            "mask": torch.tensor([True, False]),
+            "empty": torch.zeros(0, 3),
+            "large": torch.randn(200, 200, generator=generator),
+        },
+        {"round": 3, "rate": 0.5, "name": "x", "list": [1, 2.5, None]},
+    )
+
+
+def raw(bundle: Bundle) -> list[bytes]:
+    return [bytes(frame) for frame in wire.pack(bundle)]
+
+
+def test_a_bundle_comes_out_as_it_went_in() -> None:
+    before = example()
+    after = wire.unpack(raw(before))
+    assert after.values == before.values
+    assert list(after.tensors) == list(before.tensors)
+    for name, tensor in before.tensors.items():
+        assert after.tensors[name].dtype == tensor.dtype
+        assert torch.equal(after.tensors[name], tensor)
+
+
+def test_packing_does_not_copy() -> None:
+    tensor = torch.zeros(1000)
+    frames = wire.pack(Bundle({"t": tensor}))
+    tensor[0] = 1.0
+    assert torch.frombuffer(bytearray(frames[1]), dtype=torch.float32)[0] == 1.0
+
+
+def test_size_counts_manifest_and_values() -> None:
+    frames = raw(Bundle({"logits": torch.zeros(10, 10), "classes": torch.zeros(10)}))
+    assert wire.size_of(frames) == len(frames[0]) + 4 * 110
+
+
+def test_views_of_a_tensor_are_sent_as_they_are() -> None:
+    whole = torch.arange(12.0).reshape(3, 4)
+    after = wire.unpack(raw(Bundle({"column": whole[:, 1]})))
+    assert after.tensors["column"].tolist() == [1.0, 5.0, 9.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda f: f[:-1], "tensor frames"),
+        (lambda f: [*f, b"more"], "tensor frames"),
+        (lambda f: [], "without a manifest"),
+        (lambda f: [f[0], f[1][:-4], *f[2:]], "declares 60 bytes and has 56"),
+        (lambda f: [b"\xc1" + f[0], *f[1:]], "does not fit its type"),
+        (lambda f: [f[0].replace(b"f32", b"q99"), *f[1:]], "unknown type"),
+        (lambda f: [f[0].replace(b"count", b"empty"), *f[1:]], "comes twice"),
+    ],
+)
+def test_a_message_that_is_not_right_is_refused(change: object, reason: str) -> None:
+    with pytest.raises(wire.WireError, match=reason):
+        wire.unpack(change(raw(example())))  # type: ignore[operator]
+
+
+def test_a_negative_dimension_is_refused() -> None:
+    manifest = msgspec.msgpack.encode([[["t", "f32", [-1, -4]]], {}])
+    with pytest.raises(wire.WireError, match="does not fit"):
+        wire.unpack([manifest, bytes(16)])
+
+
+def mutate(frames: list[bytes], rng: random.Random) -> list[bytes]:
+    """Change a real message the way a broken sender would."""
+    frames = list(frames)
+    for _ in range(rng.randint(1, 3)):
+        kind = rng.randrange(6)
+        at = rng.randrange(len(frames)) if frames else 0
+        if kind == 0 and frames:
+            del frames[at]
+        elif kind == 1:
+            frames.insert(at, rng.randbytes(rng.randint(0, 40)))
+        elif kind == 2 and frames and frames[at]:
+            changed = bytearray(frames[at])
+            for _ in range(rng.randint(1, 4)):
+                changed[rng.randrange(len(changed))] = rng.randrange(256)
+            frames[at] = bytes(changed)
+        elif kind == 3 and frames:
+            frames[at] = frames[at][: rng.randint(0, len(frames[at]))]
+        elif kind == 4 and frames:
+            frames[at] = frames[at] + rng.randbytes(rng.randint(1, 8))
+        elif kind == 5 and len(frames) > 1:
+            rng.shuffle(frames)
+    return frames
+
+
+def fuzz(count: int) -> tuple[int, int]:
+    rng = random.Random(1)
+    trained = Trained(
+        task=3,
+        keep=None,
+        metrics={"loss": 1.0},
+        steps=2,
+        samples=32,
+        seconds=1.0,
+        cpu_s=0.5,
+        throttled_s=None,
+        peak_bytes=None,
+        anon_bytes=None,
+    )
+    small = Bundle({"a": torch.zeros(3, 4), "b": torch.ones(2, dtype=torch.int64)}, {"k": 1})
+    real = [
+        [wire.control(trained), *raw(small)],
+        [wire.control(Failed(task=1, kind="crash", detail="x"))],
+        [wire.control(Hello(()))],
+    ]
+    taken = refused = 0
+    for _ in range(count):
+        frames = mutate(rng.choice(real), rng)
+        try:
+            if not frames:
+                raise wire.WireError("empty")
+            wire.parse_control(from_worker, frames[0])
+            wire.unpack(frames[1:])
+            taken += 1
+        except wire.WireError:
+            refused += 1
+    return taken, refused
+
+
+def test_mutated_messages_are_taken_or_refused_but_never_crash() -> None:
+    taken, refused = fuzz(3_000)
+    assert taken + refused == 3_000
+    assert refused > 1_000
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_mutated_messages() -> None:
+    taken, refused = fuzz(100_000)
+    assert taken + refused == 100_000
+    assert refused > 30_000
