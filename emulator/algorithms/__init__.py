@@ -20,6 +20,8 @@ from fleetbed.profiles.explain import explain
 if TYPE_CHECKING:  # torch is imported with the method that is asked for
     from fleetbed.emulator.algorithm import Algorithm, Context
 
+__all__ = ["GROUP", "AlgorithmModule", "load_algorithm", "load_method", "names", "read_params"]
+
 GROUP = "fleetbed.algorithms"
 
 
@@ -32,12 +34,9 @@ class AlgorithmModule(Protocol):
 
 def names() -> dict[str, str]:
     """Every method by name, with one line about it. Nothing is imported."""
-    outside = {
-        name: f"from {point.dist.name if point.dist else point.value}" for name, point in _outside().items()
-    }
+    outside = {name: f"from {point.dist.name if point.dist else point.value}" for name, point in _outside().items()}
     own = {
-        name: (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n", 1)[0]
-        for name, path in _own().items()
+        name: (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n", 1)[0] for name, path in _own().items()
     }
     return {**outside, **own}
 

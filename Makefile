@@ -1,0 +1,42 @@
+# `make demo` and `make test` set everything up by themselves; when nothing changed they start at once.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PACKAGES := profiles models emulator analysis cli
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types clean
+
+help: ## what can be made
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
+
+demo: $(INSTALLED) ## a first look: the fleet, and who has which data
+	$(BIN)/fleetbed profiles show demo --kind fleet
+	$(BIN)/fleetbed data partition demo --out out/demo
+
+test: $(INSTALLED) ## the quick tests; `.ci/run` runs all there are
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED) ## style and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(INSTALLED) ## static types
+	$(BIN)/mypy $(PACKAGES:%=-p fleetbed.%)
+
+clean: ## remove what was installed and built (not your runs, and not the cache in your home)
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Last of all the stamp, so that an installation that was interrupted is done again.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else \
+		"fleetbed needs Python 3.10 or newer, but $(PYTHON) is %d.%d: make PYTHON=/path/to/another" % v[:2])'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \
+		echo "$(PYTHON) -m venv failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@echo "installing into .venv; the first time takes a few minutes"
+	$(PIP) install --quiet -c constraints.txt setuptools
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@

@@ -1,0 +1,203 @@
+"""What keeps `folder X is fleetbed.X` true: the package list, what is shipped, who imports whom, public names.
+
+`.ci/run` runs these against an installed wheel as well; FLEETBED_INSTALLED_IN says where it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10, where pytest brings the same reader under its first name
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+ORDER = ("profiles", "models", "emulator", "analysis", "cli")  # each may import itself and those before it
+
+
+def setuptools_table() -> dict[str, Any]:
+    table: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    return table
+
+
+PACKAGES = setuptools_table()["packages"]
+
+
+def folder_of(package: str) -> Path:
+    return ROOT / package.removeprefix("fleetbed.").replace(".", "/")
+
+
+def modules() -> Iterator[tuple[Path, ast.Module]]:
+    for folder in ORDER:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield path, ast.parse(path.read_text(), str(path))
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """The modules named by every import, those inside functions too; a relative one starts with a dot."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            yield base
+            if base == "fleetbed":
+                yield from (f"fleetbed.{alias.name}" for alias in node.names)
+
+
+def shipped_files(package: str) -> list[str]:
+    """All but code in the package's folder, down to where the next package begins."""
+    folder = folder_of(package)
+    inner = [path.parent for path in folder.rglob("__init__.py") if path.parent != folder]
+    return sorted(
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file()
+        and path.suffix not in (".py", ".pyc")
+        and not any(path.is_relative_to(other) for other in inner)
+    )
+
+
+def python(code: str) -> str:
+    """Run it in a fresh interpreter, away from the checkout, so that nothing is found by being there."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT.anchor, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_package_list_is_that_of_the_folders() -> None:
+    folders = [path.parent for top in ORDER for path in (ROOT / top).rglob("__init__.py")]
+    assert sorted(PACKAGES) == sorted("fleetbed." + ".".join(f.relative_to(ROOT).parts) for f in folders)
+    mapped = setuptools_table()["package-dir"]
+    assert mapped == {package: folder_of(package).relative_to(ROOT).as_posix() for package in PACKAGES}
+
+
+def test_every_folder_with_code_is_a_package() -> None:
+    for path, _ in modules():
+        assert (path.parent / "__init__.py").exists(), f"{path.parent} has code and no __init__.py"
+
+
+def test_the_links_for_the_type_checker_lead_to_the_folders() -> None:
+    links = ROOT / ".ci/types/fleetbed"
+    assert sorted(link.name for link in links.iterdir()) == sorted(ORDER)
+    for folder in ORDER:
+        assert (links / folder).resolve() == ROOT / folder
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_all_that_is_not_code_is_in_package_data(package: str) -> None:
+    patterns = setuptools_table()["package-data"].get(package, [])
+    for file in shipped_files(package):
+        assert any(fnmatch(file, pattern) for pattern in patterns), f"{package} would be shipped without {file}"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_what_is_installed_is_what_the_checkout_has(package: str) -> None:
+    installed = resources.files(package)
+    code = [path.name for path in folder_of(package).glob("*.py")]
+    for file in (*shipped_files(package), *code):
+        assert installed.joinpath(file).read_bytes() == (folder_of(package) / file).read_bytes(), file
+
+
+@pytest.mark.skipif("FLEETBED_INSTALLED_IN" not in os.environ, reason="the package is installed from the checkout")
+def test_the_wheel_is_what_is_tested() -> None:
+    for package in PACKAGES:
+        file = importlib.import_module(package).__file__
+        assert file is not None
+        assert Path(file).is_relative_to(os.environ["FLEETBED_INSTALLED_IN"])
+
+
+@pytest.mark.skipif("FLEETBED_INSTALLED_IN" not in os.environ, reason="only a wheel can hold too much")
+def test_the_wheel_holds_the_packages_and_nothing_else() -> None:
+    files = metadata.files("fleetbed") or []
+    outside = {file.parts[0] for file in files if not file.parts[0].startswith(("fleetbed", ".."))}
+    assert outside == set()
+    in_package = {file.parts[1] for file in files if file.parts[0] == "fleetbed"}
+    assert in_package == set(ORDER)
+    assert any(file.name == "LICENSE" for file in files)
+
+
+def test_imports_go_one_way() -> None:
+    wrong = []
+    for path, tree in modules():
+        own = ORDER.index(path.relative_to(ROOT).parts[0])
+        for name in imported(tree):
+            parts = name.split(".")
+            if parts[0] == "fleetbed" and len(parts) > 1 and ORDER.index(parts[1]) > own:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert wrong == []
+
+
+def test_own_modules_are_imported_by_their_full_name() -> None:
+    wrong = []
+    for path, tree in modules():
+        for name in imported(tree):
+            # a bare name would load the module a second time under it, a relative one hides where it is
+            if name.startswith(".") or name.split(".")[0] in ORDER:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert wrong == []
+
+
+def public_definitions(package: str) -> set[str]:
+    """Functions, classes and constants that the package's __init__ itself defines for others."""
+    found: set[str] = set()
+    for node in ast.parse((folder_of(package) / "__init__.py").read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign):
+            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
+    return {name for name in found if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_public_names_are_what_the_package_says(package: str) -> None:
+    module = importlib.import_module(package)
+    said = getattr(module, "__all__", [])
+    assert len(set(said)) == len(said)
+    assert public_definitions(package) <= set(said), "defined in __init__ and not in __all__"
+    for name in said:
+        getattr(module, name)
+    with pytest.raises(AttributeError):
+        module.no_such_name  # noqa: B018 (a lazy package must not answer to everything)
+
+
+@pytest.mark.parametrize("module", ["fleetbed.cli.main", *PACKAGES])
+def test_the_command_and_the_packages_start_without_torch(module: str) -> None:
+    loaded = python(f"import sys, {module}; print(*sys.modules)").split()
+    assert module in loaded
+    assert {"torch", "torchvision", "matplotlib", "scipy"}.isdisjoint(loaded)
+
+
+def test_the_command_is_installed() -> None:
+    (entry,) = metadata.entry_points(group="console_scripts", name="fleetbed")
+    assert entry.value == "fleetbed.cli.main:main"
+    assert callable(entry.load())
+
+
+def test_no_path_of_somebodys_machine_is_in_a_tracked_file() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    path_of_a_machine = re.compile(rb"(?<![\w./:~-])/(?:work|root|opt|home/\w|Users/\w)[\w./-]*/")
+    wrong = []
+    for name in filter(None, listed.stdout.split("\0")):
+        path = ROOT / name
+        if not path.is_file() or path.suffix == ".npz" or path == Path(__file__):
+            continue
+        wrong += [f"{name}: {found.group().decode()}" for found in path_of_a_machine.finditer(path.read_bytes())]
+    assert wrong == []
