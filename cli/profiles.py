@@ -53,10 +53,7 @@ def list_(
     search = _search(profiles)
     kinds: list[Kind] = [kind] if kind else list(FOLDERS)
     found = {
-        each: [
-            _summary(_load(each, str(path), search), name, path)
-            for name, path in available(each, search).items()
-        ]
+        each: [_summary(_load(each, str(path), search), name, path) for name, path in available(each, search).items()]
         for each in kinds
     }
     if as_json:
@@ -64,9 +61,7 @@ def list_(
         return
     for each, rows in found.items():
         columns = _COLUMNS[each]
-        print_table(
-            f"{len(rows)} {FOLDERS[each]}", columns, [[row[column] for column in columns] for row in rows]
-        )
+        print_table(f"{len(rows)} {FOLDERS[each]}", columns, [[row[column] for column in columns] for row in rows])
 
 
 @app.command()
@@ -81,9 +76,7 @@ def show(
     kind, path = _find(name, kind, search)
     profile = _load(kind, str(path), search)
     if as_json:
-        print_json(
-            {"kind": kind, "file": str(path), "profile": profile, **_extra(profile, str(path), search)}
-        )
+        print_json({"kind": kind, "file": str(path), "profile": profile, **_extra(profile, str(path), search)})
     elif isinstance(profile, Fleet):
         _show_fleet(profile, path, search)
     elif isinstance(profile, (Device, Link)):
@@ -97,9 +90,7 @@ def show(
 
 @app.command()
 def check(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Names or paths; without any, every profile.")
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Names or paths; without any, every profile.")] = None,
     kind: KindOption = None,
     profiles: ProfileFolders = None,
     as_json: AsJson = False,
@@ -156,9 +147,7 @@ def _find(name: str, kind: Kind | None, search: Sequence[Path]) -> tuple[Kind, P
         everything = {known for each in FOLDERS for known in available(each, search)}
         raise nearest(name, everything, "profile", "")
     if len(kinds) > 1:
-        raise BadInput(
-            f"the name {name} is that of {' and '.join(f'one {each}' for each in kinds)}: add --kind."
-        )
+        raise BadInput(f"the name {name} is that of {' and '.join(f'one {each}' for each in kinds)}: add --kind.")
     return kinds[0], find(kinds[0], name, search)
 
 
@@ -168,9 +157,7 @@ def _kind_of(path: Path) -> Kind:
         if path.absolute().parent.name == folder:
             return kind
     keys = set(read_mapping(path))
-    hits = {
-        kind: len(keys & {f.name for f in msgspec.structs.fields(type_)}) for kind, type_ in TYPES.items()
-    }
+    hits = {kind: len(keys & {f.name for f in msgspec.structs.fields(type_)}) for kind, type_ in TYPES.items()}
     best = [kind for kind, count in hits.items() if count and count == max(hits.values())]
     if len(best) != 1:
         raise BadInput(f"{path}: the keys do not say whether it is a {', '.join(FOLDERS)}: add --kind.")
@@ -232,9 +219,7 @@ def _show_fleet(fleet: Fleet, path: Path, search: Sequence[Path]) -> None:
             one = clients[first]
             numbers = one.name if size == 1 else f"{one.name}-{clients[first + size - 1].name}"
             rates = f"{one.link.down_mbit_s:g} / {one.link.up_mbit_s:g}"
-            rows.append(
-                [numbers, size, one.kind, one.device.rate_gflops, one.device.cap_mib, one.link_name, rates]
-            )
+            rows.append([numbers, size, one.kind, one.device.rate_gflops, one.device.cap_mib, one.link_name, rates])
         first += size
     columns = ["clients", "count", "device", "rate_gflops", "cap_mib", "link", "down / up Mbit/s"]
     print_table(f"{fleet.title} ({path})", columns, rows)

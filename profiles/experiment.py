@@ -106,15 +106,9 @@ class Policy(Profile, frozen=True, kw_only=True):
 
     kind: PolicyKind = "sync"
     label: Label | None = None
-    deadline_s: Annotated[Positive | None, Meta(description="deadline: device seconds a round may take")] = (
-        None
-    )
-    late: Annotated[
-        Literal["drop", "next-round"], Meta(description="deadline: what becomes of late results")
-    ] = "drop"
-    partial: Annotated[bool, Meta(description="deadline: a client near the deadline sends what it has")] = (
-        False
-    )
+    deadline_s: Annotated[Positive | None, Meta(description="deadline: device seconds a round may take")] = None
+    late: Annotated[Literal["drop", "next-round"], Meta(description="deadline: what becomes of late results")] = "drop"
+    partial: Annotated[bool, Meta(description="deadline: a client near the deadline sends what it has")] = False
     invite: Annotated[Count | None, Meta(description="over-select: how many start")] = None
     take: Annotated[Count | None, Meta(description="over-select: the first so many count")] = None
     buffer: Annotated[Count | None, Meta(description="buffered: merge every so many results")] = None
@@ -124,9 +118,7 @@ class Policy(Profile, frozen=True, kw_only=True):
         Literal["constant", "polynomial", "hinge"],
         Meta(description="async, buffered: how the weight falls with staleness"),
     ] = "polynomial"
-    exponent: Annotated[NonNegative, Meta(description="staleness polynomial: (1 + staleness)^-exponent")] = (
-        0.5
-    )
+    exponent: Annotated[NonNegative, Meta(description="staleness polynomial: (1 + staleness)^-exponent")] = 0.5
     hinge_a: Annotated[Positive, Meta(description="staleness hinge: slope beyond hinge_b")] = 10.0
     hinge_b: Annotated[NonNegative, Meta(description="staleness hinge: up to this the weight is whole")] = 4.0
 

@@ -47,9 +47,7 @@ def explain(error: msgspec.ValidationError, tree: Any, type_: Any, where: str, p
         return BadInput(f"{where}: the key {name} is missing: add it, with {need} as its value.")
     found = _value_at(tree, steps)
     hint = _hint(found, allowed, steps)
-    return BadInput(
-        f"{where}: {key or 'the top'} is {shorten(found)}, but {describe(allowed)} is needed{hint}."
-    )
+    return BadInput(f"{where}: {key or 'the top'} is {shorten(found)}, but {describe(allowed)} is needed{hint}.")
 
 
 def describe(type_: inspect.Type) -> str:
@@ -108,9 +106,7 @@ def _bare(type_: inspect.Type) -> list[inspect.Type]:
     if isinstance(type_, inspect.Metadata):
         return _bare(type_.type)
     if isinstance(type_, inspect.UnionType):
-        return [
-            bare for part in type_.types for bare in _bare(part) if not isinstance(bare, inspect.NoneType)
-        ]
+        return [bare for part in type_.types for bare in _bare(part) if not isinstance(bare, inspect.NoneType)]
     return [type_]
 
 
@@ -134,12 +130,7 @@ def _inner(type_: inspect.Type, step: str) -> inspect.Type | None:
 
 
 def _fields(type_: inspect.Type) -> list[str]:
-    return [
-        field.encode_name
-        for part in _bare(type_)
-        if isinstance(part, inspect.StructType)
-        for field in part.fields
-    ]
+    return [field.encode_name for part in _bare(type_) if isinstance(part, inspect.StructType) for field in part.fields]
 
 
 def _value_at(tree: Any, steps: list[str]) -> Any:

@@ -61,9 +61,7 @@ def _put(tree: dict[str, Any], path: str, value: int | float | str, at: str) -> 
     for group in groups:
         inner = tree.setdefault(group, {})
         if not isinstance(inner, dict):
-            raise BadInput(
-                f"{at}: {path!r} goes below {group}, which is a single value: shorten the key path."
-            )
+            raise BadInput(f"{at}: {path!r} goes below {group}, which is a single value: shorten the key path.")
         tree = inner
     if isinstance(tree.get(last), dict):
         raise BadInput(f"{at}: {path!r} is a group, but single figures are overridden: name one below it.")

@@ -112,9 +112,7 @@ def check_device(device: Device, at: str) -> None:
     for lower, upper in (("available_mib", "visible_mib"), ("visible_mib", "installed_mib")):
         low, high = getattr(memory, lower), getattr(memory, upper)
         if low > high:
-            raise BadInput(
-                f"{at}memory.{lower} is {low:g}, but at most memory.{upper} = {high:g} is possible."
-            )
+            raise BadInput(f"{at}memory.{lower} is {low:g}, but at most memory.{upper} = {high:g} is possible.")
     if memory.runtime_mib >= memory.available_mib:
         raise BadInput(
             f"{at}memory.runtime_mib is {memory.runtime_mib:g}, but less than memory.available_mib = "
@@ -156,9 +154,7 @@ def check_fleet(fleet: Fleet, at: str) -> None:
         _check_weights(fleet, at)
     counted = sum(member.count or 0 for member in fleet.members)
     if not weighted[0] and fleet.total is not None and fleet.total != counted:
-        raise BadInput(
-            f"{at}total is {fleet.total}, but the counts sum to {counted}: correct or remove total."
-        )
+        raise BadInput(f"{at}total is {fleet.total}, but the counts sum to {counted}: correct or remove total.")
     if (size := fleet.total or counted) > MAX_CLIENTS:
         raise BadInput(f"{at}the fleet has {size} clients, but at most {MAX_CLIENTS} are possible.")
     _check_provenance(fleet, at)
@@ -169,9 +165,7 @@ def _check_weights(fleet: Fleet, at: str) -> None:
         raise BadInput(f"{at}total is missing: weights need the number of clients as total.")
     weights = sum(member.weight or 0.0 for member in fleet.members)
     if all(abs(weights - whole) > whole * WEIGHT_TOLERANCE for whole in (1, 100)):
-        raise BadInput(
-            f"{at}the weights of members sum to {weights:g}, but 1 or 100 is needed: correct the weights."
-        )
+        raise BadInput(f"{at}the weights of members sum to {weights:g}, but 1 or 100 is needed: correct the weights.")
 
 
 def check_experiment(experiment: Experiment, at: str) -> None:
@@ -183,9 +177,7 @@ def check_experiment(experiment: Experiment, at: str) -> None:
     _check_differ([choice.title for choice in experiment.algorithms], f"{at}algorithms", "give one a label")
     _check_differ([policy.title for policy in experiment.policies], f"{at}policies", "give one a label")
     if (size := len(experiment.algorithms) * len(experiment.policies) * len(experiment.seeds)) > MAX_RUNS:
-        raise BadInput(
-            f"{at}algorithms, policies and seeds make {size} runs, but at most {MAX_RUNS} can be: split it."
-        )
+        raise BadInput(f"{at}algorithms, policies and seeds make {size} runs, but at most {MAX_RUNS} can be: split it.")
     _check_differ([run.name for run in runs(experiment)], f"{at}the names of the runs", "change a label")
 
 

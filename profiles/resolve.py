@@ -53,9 +53,7 @@ def check_search(search: Search) -> None:
         if not folder.is_dir():
             raise BadInput(f"--profiles {folder}: there is no such folder.")
         if not any((folder / name).is_dir() for name in FOLDERS.values()):
-            raise BadInput(
-                f"--profiles {folder}: none of {', '.join(FOLDERS.values())} is in that folder: make one."
-            )
+            raise BadInput(f"--profiles {folder}: none of {', '.join(FOLDERS.values())} is in that folder: make one.")
 
 
 def available(kind: Kind, search: Search = ()) -> dict[str, Path]:
@@ -120,9 +118,7 @@ def clients_of(fleet: Fleet, search: Search = (), where: str = "the fleet") -> t
             link = on_own_link(device, link)
         kind = Path(member.device).stem if looks_like_path(member.device) else member.device
         for client in range(len(clients), len(clients) + size):
-            clients.append(
-                ClientSpec(number=client, kind=kind, device=device, link_name=link_name, link=link)
-            )
+            clients.append(ClientSpec(number=client, kind=kind, device=device, link_name=link_name, link=link))
     return tuple(clients)
 
 

@@ -38,16 +38,12 @@ def _put(tree: Any, steps: list[str], value: Any, where: str) -> None:
                 tree[step] = new
             tree = tree[step]
         else:
-            raise BadInput(
-                f"{where}: {path} is {shorten(tree)}, which has nothing below it: shorten the key path."
-            )
+            raise BadInput(f"{where}: {path} is {shorten(tree)}, which has nothing below it: shorten the key path.")
 
 
 def _in_list(items: list[Any], step: str, new: Any, last: bool, at: str) -> Any:
     if not step.isdecimal() or len(step) > 9 or int(step) > len(items):
-        raise BadInput(
-            f"{at} is a list of {len(items)}, but {shorten(step)} was asked for: use 0 to {len(items)}."
-        )
+        raise BadInput(f"{at} is a list of {len(items)}, but {shorten(step)} was asked for: use 0 to {len(items)}.")
     place = int(step)
     if place == len(items):
         items.append(new)

@@ -98,9 +98,7 @@ def _read(path: Path) -> str:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise BadInput(f"{shorten(str(path), 200)} cannot be read: {reason}.") from None
     if len(data) > MAX_BYTES:
-        raise BadInput(
-            f"{path} is larger than {MAX_BYTES // 1024} KiB, so it is no profile: give a YAML file."
-        )
+        raise BadInput(f"{path} is larger than {MAX_BYTES // 1024} KiB, so it is no profile: give a YAML file.")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -116,9 +114,7 @@ def _plain(node: yaml.Node, path: str, where: str) -> Any:
         return [_plain(item, _join(path, str(i)), where) for i, item in enumerate(node.value)]
     kind = node.tag.removeprefix(_TAG)
     if not isinstance(node, yaml.ScalarNode) or kind not in ("null", "bool", "int", "float", "str"):
-        raise BadInput(
-            f"{line}: {spot} has the tag {shorten(node.tag)}, but only plain values can be: remove the tag."
-        )
+        raise BadInput(f"{line}: {spot} has the tag {shorten(node.tag)}, but only plain values can be: remove the tag.")
     return _scalar(kind, node.value, f"{line}: {spot}")
 
 
@@ -128,9 +124,7 @@ def _mapping(node: yaml.MappingNode, path: str, where: str) -> dict[str, Any]:
         line = f"{where}, line {key_node.start_mark.line + 1}"
         key = _plain(key_node, _join(path, "?"), where)
         if not isinstance(key, str):
-            raise BadInput(
-                f"{line}: {path or 'the top'} has the key {shorten(key)}, but keys are text: quote it."
-            )
+            raise BadInput(f"{line}: {path or 'the top'} has the key {shorten(key)}, but keys are text: quote it.")
         if key in found:
             raise BadInput(f"{line}: the key {_join(path, key)} is given twice: keep one of them.")
         found[key] = _plain(value_node, _join(path, key), where)

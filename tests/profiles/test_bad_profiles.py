@@ -283,15 +283,10 @@ def test_nearest() -> None:
     assert str(nearest("fedinn", ["fedin", "scaffold"], "algorithm", "f.yaml: name")) == (
         "f.yaml: name: there is no algorithm 'fedinn'; did you mean fedin? allowed are fedin, scaffold."
     )
-    assert (
-        str(nearest("zzz", ["fedin"], "algorithm", "")) == "there is no algorithm 'zzz'; allowed are fedin."
-    )
+    assert str(nearest("zzz", ["fedin"], "algorithm", "")) == "there is no algorithm 'zzz'; allowed are fedin."
     assert str(nearest("zzz", [], "fleet", "x")) == "x: there is no fleet 'zzz'; there are none."
     many = [f"name-{n:02d}" for n in range(30)]
-    assert (
-        str(nearest("zzz", many, "set", "x"))
-        == "x: there is no set 'zzz'; there are 30, from name-00 to name-29."
-    )
+    assert str(nearest("zzz", many, "set", "x")) == "x: there is no set 'zzz'; there are 30, from name-00 to name-29."
     assert "did you mean raspberry-pi-5?" in str(nearest("pi-5", ["raspberry-pi-5", "wifi5"], "device", ""))
 
 

@@ -36,9 +36,7 @@ def test_set(setting: str, key: str, value: object) -> None:
 def test_settings_apply_in_order_and_the_whole_is_checked_after() -> None:
     sets = ["policies.0.kind=deadline", "policies.0.deadline_s=5", "policies.0.deadline_s=1e3"]
     assert load_experiment("demo", sets=sets).policies[0].deadline_s == 1000.0
-    with pytest.raises(
-        BadInput, match=r"with --set policies\.0\.kind=deadline: policies\.0\.kind is deadline, but"
-    ):
+    with pytest.raises(BadInput, match=r"with --set policies\.0\.kind=deadline: policies\.0\.kind is deadline, but"):
         load_experiment("demo", sets=sets[:1])
 
 

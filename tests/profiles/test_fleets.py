@@ -35,9 +35,7 @@ def test_apportionment_gives_all_and_is_never_off_by_one_or_more(weights: list[f
 
 
 def test_clients_are_numbered_in_file_order() -> None:
-    fleet = Fleet(
-        title="x", members=(Member(device="jetson-nano", count=2), Member(device="phone-low", count=1))
-    )
+    fleet = Fleet(title="x", members=(Member(device="jetson-nano", count=2), Member(device="phone-low", count=1)))
     clients = clients_of(fleet)
     assert [(client.number, client.name, client.kind) for client in clients] == [
         (0, "000", "jetson-nano"),
@@ -49,9 +47,7 @@ def test_clients_are_numbered_in_file_order() -> None:
 
 def test_a_devices_own_rate_counts_on_its_own_link_only() -> None:
     def rates(link: str | None) -> tuple[float, float, float]:
-        (client,) = clients_of(
-            Fleet(title="x", members=(Member(device="raspberry-pi-4b-4gb", count=1, link=link),))
-        )
+        (client,) = clients_of(Fleet(title="x", members=(Member(device="raspberry-pi-4b-4gb", count=1, link=link),)))
         return client.link.down_mbit_s, client.link.up_mbit_s, client.link.rtt_ms
 
     assert load_link("wifi5").down_mbit_s == 186
@@ -61,9 +57,7 @@ def test_a_devices_own_rate_counts_on_its_own_link_only() -> None:
 
 
 def test_overrides_replace_figures_and_say_so() -> None:
-    member = Member(
-        device="raspberry-pi-zero-2w", count=1, override={"memory.available_mib": 256, "cpu.cores": 2}
-    )
+    member = Member(device="raspberry-pi-zero-2w", count=1, override={"memory.available_mib": 256, "cpu.cores": 2})
     (client,) = clients_of(Fleet(title="x", members=(member,)))
     plain = load_device("raspberry-pi-zero-2w")
     assert (client.device.memory.available_mib, client.device.cpu.cores) == (256, 2)
@@ -131,9 +125,7 @@ def test_names_resolve_by_path_then_own_folder_then_shipped(tmp_path: Path) -> N
 
 
 def test_a_wrong_name_gets_the_nearest_ones() -> None:
-    with pytest.raises(
-        BadInput, match=r"^there is no device 'raspberri-pi-5-8gb'; did you mean raspberry-pi-5-8gb"
-    ):
+    with pytest.raises(BadInput, match=r"^there is no device 'raspberri-pi-5-8gb'; did you mean raspberry-pi-5-8gb"):
         load_device("raspberri-pi-5-8gb")
     with pytest.raises(BadInput, match=r"^a.yaml: fleet: there is no fleet 'demmo'; did you mean demo\?"):
         load_fleet("demmo", (), "a.yaml: fleet")

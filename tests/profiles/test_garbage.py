@@ -24,9 +24,7 @@ LOADERS: dict[Kind, Callable[[str], Any]] = {
     "experiment": load_experiment,
 }
 KINDS = st.sampled_from(sorted(FOLDERS))
-SHIPPED = {
-    kind: [(path.read_text(), read_mapping(path)) for path in available(kind).values()] for kind in FOLDERS
-}
+SHIPPED = {kind: [(path.read_text(), read_mapping(path)) for path in available(kind).values()] for kind in FOLDERS}
 
 scalars = st.one_of(
     st.none(),
