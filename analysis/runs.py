@@ -209,11 +209,7 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
         if not path.exists():
             raise BadInput(f"{path}: no such folder; {WHAT_TO_GIVE}.")
         folder = path.parent if path.name == DATABASE else path
-        below = (
-            [folder]
-            if (folder / DATABASE).is_file()
-            else sorted(p.parent for p in folder.glob(f"*/{DATABASE}"))
-        )
+        below = [folder] if (folder / DATABASE).is_file() else sorted(p.parent for p in folder.glob(f"*/{DATABASE}"))
         if not below:
             raise BadInput(f"{path}: no run, there is no {DATABASE} in it or just below it; {WHAT_TO_GIVE}.")
         found.update(dict.fromkeys(below))
@@ -236,9 +232,7 @@ def open_run(folder: Path) -> Run:
         finally:
             db.close()
     except sqlite3.Error as error:
-        raise BadInput(
-            f"{path}: not a readable run ({error}); copy the folder again or leave it out."
-        ) from error
+        raise BadInput(f"{path}: not a readable run ({error}); copy the folder again or leave it out.") from error
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fleetbed.analysis.runs import Round, Run, Task
@@ -33,7 +34,7 @@ class Waste:
     tasks: int
     flops: float  # as declared: a task that failed half-way counts whole
     bytes: int
-    joules: float
+    joules: float | None  # None: no device among them states its power
     device_s: float
 
 
@@ -88,6 +89,17 @@ def _round_cost(one: Round, merged: list[Task], invited: list[Task], in_rounds: 
     )
 
 
+def waited_for(costs: list[RoundCost]) -> list[tuple[int, int, float]]:
+    """The clients that rounds waited for: how often, and how many seconds in all were for them alone."""
+    found: dict[int, tuple[int, float]] = {}
+    for cost in costs:
+        if cost.last is not None and cost.without_last_s is not None:
+            times, seconds = found.get(cost.last, (0, 0.0))
+            found[cost.last] = (times + 1, seconds + cost.duration_s - cost.without_last_s)
+    order = sorted(found.items(), key=lambda item: (-item[1][1], item[0]))
+    return [(client, times, seconds) for client, (times, seconds) in order]
+
+
 def waste(run: Run) -> dict[str, Waste]:
     """By outcome, the most frequent first. An `ok` among them arrived after the last merge."""
     groups: dict[str, list[Task]] = {}
@@ -99,11 +111,16 @@ def waste(run: Run) -> dict[str, Waste]:
             tasks=len(tasks),
             flops=sum(task.flops for task in tasks if task.compute_start_s is not None),
             bytes=sum(task.bytes_both for task in tasks),
-            joules=sum(task.joules or 0.0 for task in tasks),
+            joules=_known_sum(task.joules for task in tasks),
             device_s=sum(task.end_s - task.dispatched_s for task in tasks),
         )
         for outcome, tasks in sorted(groups.items(), key=lambda item: -len(item[1]))
     }
+
+
+def _known_sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def participation(run: Run) -> list[Participation]:
@@ -112,11 +129,8 @@ def participation(run: Run) -> list[Participation]:
     clients = Counter(kind.values())
     tasks = Counter(kind[task.client] for task in run.tasks)
     merged = Counter(kind[task.client] for task in run.tasks if task.merged_version is not None)
-    last = Counter(kind[cost.last] for cost in round_costs(run) if cost.last is not None)
-    return [
-        Participation(device, clients[device], tasks[device], merged[device], last[device])
-        for device in clients
-    ]
+    last = Counter(kind[client] for client, times, _ in waited_for(round_costs(run)) for _ in range(times))
+    return [Participation(device, clients[device], tasks[device], merged[device], last[device]) for device in clients]
 
 
 def staleness(run: Run) -> dict[int, int]:

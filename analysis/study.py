@@ -56,9 +56,9 @@ def base_of(series: Sequence[Series], name: str | None) -> Series:
     raise BadInput(f"--base {name}: no such method among these runs; there are {known}.")
 
 
-def differences(runs: Sequence[Run]) -> list[str]:
-    """In what the runs differ that a reader would take to be the same, one sentence each."""
-    found = []
+def differences(runs: Sequence[Run]) -> dict[str, str]:
+    """In what the runs differ that a reader would take to be the same: a sentence for each such thing."""
+    found = {}
     for what, values in (
         ("data", {_text(run.config.experiment.data) for run in runs}),
         ("targets", {_text(run.config.experiment.evaluation.targets) for run in runs}),
@@ -70,7 +70,7 @@ def differences(runs: Sequence[Run]) -> list[str]:
         ("processor", {str(run.meta.get("host", {}).get("cpu")) for run in runs}),
     ):
         if len(values) > 1:
-            found.append(f"These runs differ in their {what}: {'; '.join(sorted(values))}.")
+            found[what] = f"These runs differ in their {what}: {'; '.join(sorted(values))}."
     return found
 
 

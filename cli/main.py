@@ -12,12 +12,13 @@ from typing import Annotated
 
 import typer
 
-from fleetbed.cli import data, host, profiles, run
+from fleetbed.cli import data, host, profiles, report, run
 from fleetbed.cli.common import complain
 from fleetbed.profiles.errors import FleetbedError
 
 DESCRIBE = "Describe"
 HOST = "This host"
+RESULTS = "Results"
 
 app = typer.Typer(
     name="fleetbed",
@@ -34,6 +35,7 @@ app.command("schema", rich_help_panel=DESCRIBE)(profiles.schema)
 profiles.app.command("measure")(host.measure)
 for command in (host.doctor, host.calibrate, host.verify):
     app.command(rich_help_panel=HOST)(command)
+app.command(rich_help_panel=RESULTS)(report.report)
 
 
 def _version(wanted: bool) -> None:

@@ -189,9 +189,7 @@ def _meta(config: RunConfig, status: str) -> dict[str, Any]:
 class _Writer:
     def __init__(self, config: RunConfig, clients: int, unfit: bool, with_failures: bool) -> None:
         self.config = config
-        self.rng = np.random.default_rng(
-            [config.seed, len(config.algorithm.name), ord(config.algorithm.name[-1])]
-        )
+        self.rng = np.random.default_rng([config.seed, len(config.algorithm.name), ord(config.algorithm.name[-1])])
         self.kinds = [KINDS[k * len(KINDS) // clients] for k in range(clients)]
         self.unfit = {clients - 1} if unfit else set()
         self.failures = with_failures
@@ -213,9 +211,7 @@ class _Writer:
                     "device_title": kind.title,
                     "link": kind.link,
                     "variant": kind.variant if fits else None,
-                    "reason": "the largest variant"
-                    if kind.variant == "r26" and fits
-                    else f"the next larger needs {variant.memory_mib * 2} MiB, {kind.cap_mib} MiB are free",
+                    "reason": self.reason(kind, fits),
                     "memory_predicted_bytes": variant.memory_mib << 20 if fits else None,
                     "memory_cap_bytes": kind.cap_mib << 20,
                     "rate_gflops": kind.rate_gflops,
@@ -228,6 +224,13 @@ class _Writer:
                 }
             )
         return rows
+
+    def reason(self, kind: Kind, fits: bool) -> str:
+        if not fits:
+            return f"r10 needs {VARIANTS['r10'].memory_mib} MiB and 64 MiB are free"
+        names = [*VARIANTS, None]
+        larger = names[names.index(kind.variant) + 1]
+        return f"{larger} needs more than the {kind.cap_mib} MiB that are free" if larger else "it is the largest"
 
     def cap_rows(self) -> list[dict[str, Any]]:
         rows = []
@@ -257,15 +260,7 @@ class _Writer:
         if self.failures:
             draw = self.rng.random()
             risk = 0.03 if kind.device == "pi-zero-2w" else 0.004
-            outcome = (
-                "oom"
-                if draw < risk
-                else "crash"
-                if draw < 2 * risk
-                else "offline"
-                if draw < 3 * risk
-                else "ok"
-            )
+            outcome = "oom" if draw < risk else "crash" if draw < 2 * risk else "offline" if draw < 3 * risk else "ok"
         if outcome in ("oom", "crash"):
             ended, uploaded = begun + plan * 0.3, None
         if outcome == "offline":

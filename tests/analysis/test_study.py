@@ -53,9 +53,9 @@ def test_the_base_is_named_or_the_first(tmp_path: Path) -> None:
 def test_differences_are_said_and_sameness_is_not(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "fedavg", rounds=1)
     write_run(tmp_path / "b", "fedin", rounds=1)
-    assert differences(open_runs([tmp_path / "a", tmp_path / "b"])) == []
+    assert differences(open_runs([tmp_path / "a", tmp_path / "b"])) == {}
     write_run(tmp_path / "c", "fedin", rounds=1, data="cifar10", targets=(0.7,))
-    assert differences(open_runs([tmp_path / "a", tmp_path / "c"])) == [
-        "These runs differ in their data: name=cifar10; name=fashion-mini.",
-        "These runs differ in their targets: 0.5; 0.7.",
-    ]
+    assert differences(open_runs([tmp_path / "a", tmp_path / "c"])) == {
+        "data": "These runs differ in their data: name=cifar10; name=fashion-mini.",
+        "targets": "These runs differ in their targets: 0.5; 0.7.",
+    }

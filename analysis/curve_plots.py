@@ -1,0 +1,210 @@
+"""Figures of a study: accuracy against what it cost, what was reached for how much, accuracy by variant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fleetbed.analysis.curves import Axis, band, counted, curve, mean_accuracy
+from fleetbed.analysis.study import Series
+from fleetbed.analysis.style import COLOURS, DASHES, GREY, RC, looks
+from fleetbed.analysis.units import scale, target_text
+from fleetbed.profiles.errors import BadInput
+
+X_LABELS: dict[Axis, str] = {
+    "time": "Device time",
+    "rounds": "Round",
+    "bytes": "Bytes up and down, whole fleet",
+    "joules": "Energy, whole fleet",
+    "flops": "FLOPs, whole fleet",
+}
+
+
+def axis_label(axis: Axis, unit: str) -> str:
+    return f"{X_LABELS[axis]} ({unit})" if unit else X_LABELS[axis]
+
+
+def new_figure(width: float = 5.6, height: float = 3.6, **grid: Any) -> tuple[Figure, Any]:
+    """A figure of its own, unknown to pyplot: nothing to close, no window system."""
+    with mpl.rc_context(RC):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        return figure, figure.subplots(**grid)
+
+
+def accuracy_axes(axes: Axes) -> None:
+    axes.set_ylabel("Test accuracy (%)")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
+
+
+def curves_figure(series: Sequence[Series], axis: Axis, targets: Sequence[float]) -> Figure:
+    """Mean over seeds with a band of one standard deviation, as steps: nothing is interpolated."""
+    bands = [(one, found) for one in series if (found := band(one, axis)) is not None]
+    if not bands:
+        why = "no device of these runs states its power" if axis == "joules" else "the runs have no evaluation yet"
+        raise BadInput(f"plot {axis}: there is nothing to draw, {why}.")
+    size, unit = scale(max(found.x[-1] for _, found in bands), axis)
+    look = looks(series)
+    with mpl.rc_context(RC):
+        figure, axes = new_figure()
+        for target in targets:
+            axes.axhline(target, color=GREY, linewidth=0.8, linestyle=(0, (2, 2)))
+            axes.annotate(
+                f"target {target_text(target)}",
+                (1.0, target),
+                xycoords=("axes fraction", "data"),
+                ha="right",
+                va="bottom",
+                fontsize=7.5,
+                color=GREY,
+            )
+        for one, found in bands:
+            style = look[one.method]
+            seeds = f" ({found.seeds} seeds)" if found.seeds > 1 else ""
+            axes.plot(
+                found.x / size,
+                found.mean,
+                drawstyle="steps-post",
+                color=style.colour,
+                linestyle=DASHES[one.policy],
+                marker=style.marker,
+                markevery=max(1, len(found.x) // 8),
+                label=one.label + seeds,
+            )
+            if found.seeds > 1:
+                low, high = found.mean - found.deviation, found.mean + found.deviation
+                axes.fill_between(found.x / size, low, high, step="post", color=style.colour, alpha=0.18, linewidth=0)
+        axes.set_xlabel(axis_label(axis, unit))
+        axes.set_xlim(left=0)
+        accuracy_axes(axes)
+        axes.legend(loc="lower right")
+    return figure
+
+
+def pareto_figure(series: Sequence[Series]) -> Figure:
+    """Each run at its final accuracy and what it had spent; the line joins what nothing beats on both."""
+    axes_shown: list[Axis] = ["time", "bytes", "joules"]
+    look = looks(series)
+    points = {
+        axis: [(one, _final_points(one, axis)) for one in series if _final_points(one, axis)] for axis in axes_shown
+    }
+    axes_shown = [axis for axis in axes_shown if points[axis]]
+    if not axes_shown:
+        raise BadInput("plot pareto: there is nothing to draw, the runs have no evaluation yet.")
+    with mpl.rc_context(RC):
+        figure, grid = new_figure(2.9 * len(axes_shown) + 0.6, 3.0, ncols=len(axes_shown), sharey=True, squeeze=False)
+        for axes, axis in zip(grid[0], axes_shown, strict=True):
+            largest = max(x for _, found in points[axis] for x, _ in found)
+            size, unit = scale(largest, axis)
+            middles = []
+            for one, found in points[axis]:
+                style = look[one.method]
+                xs, ys = np.array([x for x, _ in found]) / size, [y for _, y in found]
+                axes.scatter(xs, ys, color=style.colour, marker=style.marker, s=16, alpha=0.45, linewidths=0)
+                axes.scatter(xs.mean(), mean(ys), color=style.colour, marker=style.marker, s=48, label=one.label)
+                middles.append((float(xs.mean()), mean(ys)))
+            front = pareto_front(middles)
+            axes.plot(*zip(*front, strict=True), color=GREY, linewidth=0.9, linestyle=(0, (2, 2)), zorder=0)
+            axes.set_xlabel(axis_label(axis, unit))
+            axes.set_xlim(left=0)
+        accuracy_axes(grid[0][0])
+        grid[0][0].legend(loc="best")
+    return figure
+
+
+def _final_points(one: Series, axis: Axis) -> list[tuple[float, float]]:
+    curves = [found for run in one.runs if (found := curve(run, axis)) is not None]
+    return [(float(found.x[-1]), float(found.accuracy[-1])) for found in curves]
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points that no other beats: none is both cheaper and more accurate."""
+    front: list[tuple[float, float]] = []
+    for x, y in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not front or y > front[-1][1]:
+            front.append((x, y))
+    return front
+
+
+def groups_figure(series: Sequence[Series]) -> Figure:
+    """Final accuracy of each variant's models, a bar per method: who gains, the small or the large ones."""
+    by_variant = {one.label: _final_by_variant(one) for one in series}
+    variants = list(dict.fromkeys(v for found in by_variant.values() for v in found))
+    if not variants:
+        raise BadInput("plot groups: there is nothing to draw, the runs have no evaluation yet.")
+    look = looks(series)
+    width = 0.8 / len(series)
+    with mpl.rc_context(RC):
+        figure, axes = new_figure(max(4.2, 1.1 * len(variants) + 1.6), 3.2)
+        for number, one in enumerate(series):
+            found = by_variant[one.label]
+            shown = [(place, found[v]) for place, v in enumerate(variants) if v in found]
+            axes.bar(
+                [place + (number - (len(series) - 1) / 2) * width for place, _ in shown],
+                [mean(values) for _, values in shown],
+                width * 0.92,
+                yerr=[float(np.std(values, ddof=1)) if len(values) > 1 else 0.0 for _, values in shown],
+                error_kw={"elinewidth": 0.8, "capsize": 2, "ecolor": "#333333"},
+                color=look[one.method].colour,
+                hatch=None if one.policy == "sync" else "///",
+                edgecolor="white",
+                linewidth=0.4,
+                label=one.label,
+            )
+        axes.set_xticks(range(len(variants)), variants)
+        axes.set_xlabel("Variant")
+        axes.grid(axis="x", visible=False)
+        accuracy_axes(axes)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+def _final_by_variant(one: Series) -> dict[str, list[float]]:
+    """Per variant, the accuracy of each seed's last evaluation."""
+    found: dict[str, list[float]] = {}
+    for run in one.runs:
+        newest = max((evaluation.version for evaluation in run.evaluations), default=0)
+        final = counted([evaluation for evaluation in run.evaluations if evaluation.version == newest])
+        for variant in sorted({evaluation.variant for evaluation in final}):
+            found.setdefault(variant, []).append(
+                mean_accuracy([evaluation for evaluation in final if evaluation.variant == variant])
+            )
+    return found
+
+
+def metric_figure(series: Sequence[Series]) -> Figure:
+    """InCo's theta and beta over the merges: one panel each, a line per layer, mean over seeds."""
+    names = ("theta", "beta")
+    lines: dict[str, dict[str, dict[int, list[float]]]] = {name: {} for name in names}
+    for one in series:
+        for run in one.runs:
+            for metric in run.metrics:
+                name, _, layer = metric.name.partition("/")
+                if name in names and metric.task is None:
+                    label = f"{one.label} {layer}".strip() if len(series) > 1 else layer or one.label
+                    lines[name].setdefault(label, {}).setdefault(metric.version, []).append(metric.value)
+    shown = [name for name in names if lines[name]]
+    if not shown:
+        raise BadInput("plot inco: no run recorded theta or beta; give runs of a method with InCo.")
+    with mpl.rc_context(RC):
+        figure, grid = new_figure(3.4 * len(shown), 3.0, ncols=len(shown), squeeze=False)
+        for axes, name in zip(grid[0], shown, strict=True):
+            for number, (label, by_version) in enumerate(sorted(lines[name].items())):
+                versions = sorted(by_version)
+                axes.plot(
+                    versions,
+                    [mean(by_version[version]) for version in versions],
+                    color=COLOURS[number % len(COLOURS)],
+                    linestyle=("-", "--", ":")[number // len(COLOURS) % 3],
+                    label=label,
+                )
+            axes.axhline(0, color=GREY, linewidth=0.8)
+            axes.set_xlabel("Merge")
+            axes.set_ylabel({"theta": "θ, weight of the base layer", "beta": "β = ⟨g₀, gₖ⟩"}[name])
+        grid[0][-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure

@@ -1,0 +1,98 @@
+"""How figures look: one colour and marker per method everywhere, one dash per policy, legible in print.
+
+The colours are those of Okabe and Ito, which people with any common colour blindness can tell apart, without
+the yellow, which is too pale on paper, and with a grey for what is only there to be compared with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fleetbed.analysis.study import Series
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5F6368")
+GREY = COLOURS[-1]
+MARKERS = ("o", "s", "^", "D", "v", "P")
+DASHES = {
+    "sync": "solid",
+    "deadline": (0, (5, 2)),
+    "over-select": (0, (5, 2, 1, 2)),
+    "async": (0, (1, 1.5)),
+    "buffered": (0, (3, 1, 1, 1, 1, 1)),
+}
+#: A method's place here gives its look, so new ones go to the end.
+KNOWN = (
+    *("heteroavg", "fedin", "inco", "fedhe", "fedhenn", "heteroprox", "private"),
+    *("fedavg", "moon", "heterofl", "fedmd", "fedhenn_homo", "fedprox", "allsmall"),
+    *("fednova", "scalefl", "fedrolex", "fedgkt", "fedrep", "scaffold", "alllarge"),
+)
+
+RC: Any = {  # Any: matplotlib types its keys one by one
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.labelsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#D9DCE0",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.5,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "figure.constrained_layout.use": True,
+    "savefig.dpi": 200,
+    "pdf.fonttype": 42,  # text stays text in the paper's PDF
+    "svg.fonttype": "none",
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    slot: int
+
+    @property
+    def colour(self) -> str:
+        return COLOURS[self.slot % len(COLOURS)]
+
+    @property
+    def marker(self) -> str:
+        return MARKERS[self.slot // len(COLOURS) % len(MARKERS)]
+
+
+def looks(series: Sequence[Series]) -> dict[str, Look]:
+    """The look of each method, by its title. A label of the user's own takes a free place near its hash."""
+    titles = sorted({one.method for one in series})
+    found = {title: Look(KNOWN.index(title.lower())) for title in titles if title.lower() in KNOWN}
+    for title in titles:
+        if title not in found:
+            found[title] = Look(_free_slot(title, {look.slot for look in found.values()}))
+    return found
+
+
+def _free_slot(title: str, taken: set[int]) -> int:
+    slots = len(COLOURS) * len(MARKERS)
+    start = int.from_bytes(hashlib.blake2b(title.encode(), digest_size=4).digest(), "big") % slots
+    used = {slot % len(COLOURS) for slot in taken}
+    order = [(start + step) % slots for step in range(slots)]
+    # a colour that nobody has in this figure first, then any place that is free
+    fresh = [slot for slot in order if slot % len(COLOURS) not in used]
+    return next(slot for slot in [*fresh, *order, start] if slot not in taken or len(taken) >= slots)
+
+
+def save(figure: Any, stem: Path) -> list[Path]:
+    """As PNG for screens and PDF for papers; the same figure gives the same bytes."""
+    import matplotlib as mpl
+
+    written = []
+    with mpl.rc_context(RC):
+        for kind, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None})):
+            path = stem.with_name(f"{stem.name}.{kind}")
+            figure.savefig(path, metadata=metadata)
+            written.append(path)
+    return written

@@ -1,0 +1,70 @@
+"""A table of strings, and the ways to write it down."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_LATEX = {c: f"\\{c}" for c in "&%$#_{}"}
+_LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_LATEX |= {"±": r"$\pm$", "×": r"$\times$", "−": "$-$", "–": "--"}
+
+
+@dataclass(frozen=True)
+class Table:
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def csv(self) -> str:
+        return csv_text(self.columns, self.rows)
+
+    def markdown(self) -> str:
+        def line(cells: Sequence[str]) -> str:
+            return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+        rule = "|" + "|".join([" --- ", *[" ---: "] * (len(self.columns) - 1)]) + "|"
+        notes = [f"\n{note}" for note in self.notes]
+        return "\n".join([line(self.columns), rule, *map(line, self.rows), *notes]) + "\n"
+
+    def latex(self) -> str:
+        """A booktabs tabular; the notes are comments above it."""
+
+        def line(cells: Sequence[str]) -> str:
+            return " & ".join("".join(_LATEX.get(c, c) for c in cell) for cell in cells) + r" \\"
+
+        return "\n".join(
+            [
+                *(f"% {note}" for note in self.notes),
+                rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}",
+                r"\toprule",
+                line(self.columns),
+                r"\midrule",
+                *map(line, self.rows),
+                r"\bottomrule",
+                r"\end{tabular}",
+                "",
+            ]
+        )
+
+    def html(self) -> str:
+        """The first column is a heading of its row; the others are figures."""
+        head = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in self.columns)
+        body = "".join(
+            f'<tr><th scope="row">{html.escape(row[0])}</th>'
+            + "".join(f"<td>{html.escape(cell)}</td>" for cell in row[1:])
+            + "</tr>"
+            for row in self.rows
+        )
+        return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def csv_text(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return out.getvalue()

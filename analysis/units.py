@@ -1,0 +1,63 @@
+"""Numbers as people read them: three significant digits, a unit that fits, the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+MISSING = "–"
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_SPANS = ((2 * 86_400.0, 86_400.0, "d"), (2 * 3600.0, 3600.0, "h"), (120.0, 60.0, "min"))
+
+
+def scale(largest: float, axis: str) -> tuple[float, str]:
+    """What to divide an axis by, and the unit that is left; `axis` is one of `curves.AXES`."""
+    if axis == "time":
+        return next(((size, unit) for least, size, unit in _SPANS if largest >= least), (1.0, "s"))
+    if axis == "rounds":
+        return 1.0, ""
+    unit = {"bytes": "B", "joules": "J", "flops": "FLOP"}[axis]
+    return next(((size, prefix + unit) for size, prefix in _PREFIXES if largest >= size), (1.0, unit))
+
+
+def digits(value: float) -> str:
+    """Three significant digits, never in scientific notation."""
+    size = abs(value)
+    if size >= 100 or value == int(value):
+        return f"{value:,.0f}".replace(",", " ")
+    if size >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if size >= 0.995 else f"{value:.3g}"
+
+
+def _quantity(axis: str) -> Callable[[float | None], str]:
+    def text(value: float | None) -> str:
+        if value is None:
+            return MISSING
+        size, unit = scale(abs(value), axis)
+        return f"{digits(value / size)} {unit}".rstrip()
+
+    return text
+
+
+seconds = _quantity("time")
+count = _quantity("rounds")
+data_bytes = _quantity("bytes")
+joules = _quantity("joules")
+flops = _quantity("flops")
+
+
+def percent(value: float | None) -> str:
+    return MISSING if value is None else f"{100 * value:.1f} %"
+
+
+def target_text(target: float) -> str:
+    return f"{100 * target:g} %"
+
+
+FORMATS: dict[str, Callable[[float | None], str]] = {
+    "time": seconds,
+    "rounds": count,
+    "bytes": data_bytes,
+    "joules": joules,
+    "flops": flops,
+}

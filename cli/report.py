@@ -1,0 +1,64 @@
+"""`fleetbed report`, `plot`, `compare`, `export` and `privacy`: what people take away from runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fleetbed.cli.common import AsJson, print_json, print_table
+
+RunFolders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs or of studies.")]
+Base = Annotated[
+    str | None, typer.Option(metavar="METHOD", help="The method that the others are compared with; default: the first.")
+]
+Targets = Annotated[
+    list[float] | None,
+    typer.Option("--target", metavar="ACCURACY", min=0, max=1, help="An accuracy to reach, as 0.6; may be repeated."),
+]
+AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
+
+
+def report(
+    folders: RunFolders,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="The page to write; its parts go into a folder beside it.")
+    ] = Path("report.html"),
+    client: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Print the resources of one client, as 007; no page is written.")
+    ] = None,
+    base: Base = None,
+    target: Targets = None,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
+) -> None:
+    """Write the report of runs as one HTML page, or print its figures."""
+    from fleetbed.analysis.report import clients_csv, report_json, write_report
+    from fleetbed.analysis.runs import open_runs
+
+    runs = open_runs(folders)
+    if as_json:
+        print_json(report_json(runs, base, target or [], client))
+    elif as_csv:
+        print(clients_csv(runs, client), end="")
+    elif client is not None:
+        _print_client(report_json(runs, base, target or [], client)["runs"])
+    else:
+        page, *parts = write_report(runs, out, base, target or [])
+        print(f"{page} ({page.stat().st_size / 1e6:.1f} MB), {len(parts)} files in {parts[0].parent}")
+
+
+def _print_client(runs: list[dict[str, Any]]) -> None:
+    """One column per run, and the median of the client's kind beside it."""
+    import msgspec
+
+    columns, rows = ["run"], []
+    for run in runs:
+        (row,) = run["clients"]
+        columns += [Path(run["folder"]).name, f"median of {row.device}"]
+        rows.append((msgspec.structs.asdict(row), run["medians"][row.device]))
+    fields = [
+        [name, *(value for row, medians in rows for value in (row[name], medians.get(name)))] for name in rows[0][0]
+    ]
+    print_table(f"client {rows[0][0]['client']}", columns, fields)
