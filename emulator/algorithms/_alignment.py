@@ -1,0 +1,191 @@
+"""FedHeNN's alignment of representations: grams, CKA, and the term that it adds to a local step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import prod, sqrt
+from typing import Literal
+
+import torch
+from msgspec import Struct
+from msgspec.structs import replace
+from torch import Tensor
+from torch.nn import functional as F
+
+from fleetbed.emulator.algorithm import Client, Context, Job
+from fleetbed.emulator.algorithms._features import cut_shapes
+from fleetbed.emulator.algorithms._local import Step, foreign_batch
+from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.randomness import derive
+from fleetbed.emulator.schedule import batch_of, steps_of
+from fleetbed.models.base import Net, Tensors
+from fleetbed.models.work import Pass, Work
+from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.types import Count, NonNegative, Positive
+
+Kernel = Literal["linear", "rbf"]
+#: samples of the RAD that go through a model at once where no gradient is needed
+FORWARD_BATCH = 64
+TINY = 1e-30  # keeps a gram of zeros, and its gradient, from becoming NaN
+
+
+class Alignment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameters that both settings have."""
+
+    eta: NonNegative = 0.01  # strength of the alignment, eta_0
+    schedule: Literal["sqrt", "constant"] = "sqrt"  # eta_t = eta_0 sqrt(t), or eta_0; round 0 has none either way
+    rad: Count = 1000  # L, samples in the representation alignment dataset; the paper has 5000, the code 1000
+    rad_every: Literal["step", "epoch"] = "step"  # align at every mini-batch (the code) or once an epoch (the paper)
+    rad_batch: Count | None = None  # align on so many random samples of the RAD at a time; None: on all
+    kernel: Kernel = "linear"
+    sigma: Positive = 0.5  # rbf: the bandwidth, as a fraction of the median distance between representations
+
+    def strength(self, round_: int) -> float:
+        if self.schedule == "sqrt":
+            return self.eta * sqrt(round_)
+        return self.eta if round_ else 0.0
+
+
+def gram(a: Tensor, params: Alignment) -> Tensor:
+    """K(p, q) of the representations a [L, d]."""
+    inner = a @ a.T
+    if params.kernel == "linear":
+        return inner
+    squares = inner.diagonal()
+    distance2 = (squares[:, None] + squares[None, :] - 2 * inner).clamp_min(0)
+    apart = ~torch.eye(len(a), dtype=torch.bool, device=a.device)
+    median2 = distance2.detach()[apart].median() if len(a) > 1 else torch.ones((), device=a.device)
+    return torch.exp(-distance2 / (2 * params.sigma**2 * median2).clamp_min(TINY))
+
+
+def centred(k: Tensor) -> Tensor:
+    """H K H with H = I - 11^T/L."""
+    return k - k.mean(0, keepdim=True) - k.mean(1, keepdim=True) + k.mean()
+
+
+def cka(k: Tensor, other: Tensor) -> Tensor:
+    """Centred kernel alignment of two grams, from 0 to 1."""
+    a, b = centred(k), centred(other)
+    return (a * b).sum() / ((a * a).sum().clamp_min(TINY).sqrt() * (b * b).sum().clamp_min(TINY).sqrt())
+
+
+@torch.no_grad()
+def gram_of(model: Net, rad: Tensor, params: Alignment, *, normalise: bool = False) -> Tensor:
+    """The gram of a model as it is, in evaluation mode; `normalise` divides by the norm of the centred one."""
+    was_training = model.training
+    model.eval()
+    features = torch.cat([model.features(part) for part in _parts(rad)])
+    model.train(was_training)
+    k = gram(features, params)
+    return k / centred(k).norm().clamp_min(TINY) if normalise else k
+
+
+def loaded(context: Context, variant: str, tensors: Tensors) -> Net:
+    """A model that stands on these tensors, to look at and not to train."""
+    model = context.family.empty(variant, context.spec)
+    model.load_state_dict(tensors, assign=True)
+    return model
+
+
+def draw_rad(context: Context, params: Alignment, round_: int) -> Tensor:
+    assert context.public is not None  # check_rad
+    return context.public.draw(params.rad, derive(context.seed, round_, "rad"))
+
+
+def check_rad(context: Context, params: Alignment) -> None:
+    pool = 0 if context.public is None else len(context.public)
+    if pool < params.rad:
+        raise BadInput(
+            f"params.rad is {params.rad}, but the server's pool data.public has {pool} samples: "
+            f"set data.public to {params.rad} or more, or params.rad to {pool} or less."
+        )
+    if params.rad_batch is not None and params.rad_batch > params.rad:
+        raise BadInput(f"params.rad_batch is {params.rad_batch}, but the RAD has params.rad = {params.rad} samples.")
+
+
+def step(job: Job, model: Net, eta: float, rad: Tensor, reference: Tensor, params: Alignment) -> Step:
+    """L = CE(batch) + eta (1 - CKA(reference, gram of the RAD)); the reference is a constant."""
+    rng = job.generator("rad")
+    epoch = max(1, job.client.samples // batch_of(job.client.samples, job.context.training.batch))
+    done = 0
+
+    def one_step(optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
+        nonlocal done
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        if params.rad_every == "step" or done % epoch == 0:
+            rows = torch.randperm(len(rad), generator=rng)[: params.rad_batch] if params.rad_batch else slice(None)
+            with foreign_batch(model):
+                features = model.features(rad[rows].to(x.device))
+            wanted = reference[rows][:, rows].to(x.device)
+            (eta * (1 - cka(wanted, gram(features, params)))).backward()
+        optimizer.step()
+        done += 1
+        return loss.detach()
+
+    return one_step
+
+
+def work(context: Context, client: Client, params: Alignment, *, aligned: bool) -> Work:
+    """The work of a local training, with the RAD's passes where it is `aligned`."""
+    training = context.training
+    batch = batch_of(client.samples, training.batch)
+    plain = Work(steps=steps_of(client.samples, training), batch=batch, held_models=1)
+    if not aligned:
+        return plain
+    rows = params.rad_batch or params.rad
+    each = Pass("train", "features", rows)
+    received = params.rad * prod(context.spec.shape) + params.rad**2
+    # of the rows in use: both grams, both centred, their products and gradients
+    plain = replace(plain, held_values=received + 6 * rows**2)
+    if params.rad_every == "step":
+        return replace(plain, each_step=(each,))
+    epochs = -(-plain.steps // (client.samples // batch))
+    return replace(plain, once=(each,) * epochs)
+
+
+def heaviest(context: Context, client: Client, params: Alignment) -> Work:
+    """As if every step were aligned: a single one needs the same memory."""
+    every = replace(params, rad_every="step")
+    return work(context, client, every, aligned=params.eta > 0)
+
+
+def rad_pass(params: Alignment) -> Pass:
+    """The RAD through a model as it is."""
+    return Pass("forward", "features", params.rad)
+
+
+def gram_flops(context: Context, variant: str, params: Alignment) -> float:
+    """Of one model's features on the RAD and of their gram."""
+    from fleetbed.models.cost import cost  # the server's half alone needs it, and it is slow to import
+
+    forward = Work(batch=FORWARD_BATCH, once=(rad_pass(params),))
+    passes = cost(context.family, variant, context.spec, forward, context.training.optimizer)
+    _, features = cut_shapes(context, variant)
+    return passes.flops + 2.0 * prod(features) * params.rad**2
+
+
+def mean_gram(grams: Iterable[Tensor]) -> tuple[Tensors, dict[str, float]]:
+    """The mean of the finite ones as `gram`, if there is any, and how many were refused as a metric."""
+    finite, refused = 0, 0
+    total: Tensor | None = None
+    for k in grams:
+        if not torch.isfinite(k).all():
+            refused += 1
+            continue
+        total = k if total is None else total + k
+        finite += 1
+    return ({} if total is None else {"gram": total / finite}), {"grams_refused": float(refused)}
+
+
+def round_of(state: Bundle) -> int:
+    """t, which counts the merges of trained models."""
+    round_ = state.values["round"]
+    assert isinstance(round_, int)  # written by setup and merge
+    return round_
+
+
+def _parts(rad: Tensor) -> Iterator[Tensor]:
+    for start in range(0, len(rad), FORWARD_BATCH):
+        yield rad[start : start + FORWARD_BATCH]

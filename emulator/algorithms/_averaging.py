@@ -1,0 +1,206 @@
+"""What the methods that average weights share: each client trains a slice, the server takes the mean delta.
+
+Layer-wise aggregation, for every tensor l over the clients that hold it:
+
+    delta_l = sum_k weight_k * omega_k * (w_k,l after - w_k,l sent) / sum_k omega_k,    w_l <- w_l + delta_l
+
+omega_k is 1 or the client's number of samples, weight_k what the policy gives a stale result (1 in
+rounds). A tensor that nobody held stays the very same tensor. Batch norm's running statistics are
+averaged the same way, its integer counter becomes the maximum. In families that are cut by width the sums
+run over elements, not tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fleetbed.emulator.algorithm import Algorithm, Arrival, Client, Context, Job, Merged, Needs, Reply, Target
+from fleetbed.emulator.algorithms._local import Step, cross_entropy_step, keep_model, own_targets, own_tensors, train
+from fleetbed.emulator.bundle import Bundle, prefixed
+from fleetbed.emulator.schedule import batch_of, steps_of
+from fleetbed.models.base import Index, Net, Section, Tensors, gather, scatter_add
+from fleetbed.models.work import Work
+from fleetbed.profiles.errors import BadInput
+
+Weighting = Literal["clients", "samples"]
+ALL_SECTIONS: frozenset[Section] = frozenset({"extractor", "intermediate", "classifier"})
+#: so many elements are summed over all clients before the next ones: their sum stays in the cache
+CHUNK = 1 << 16
+
+
+class Averaging(Algorithm):
+    """The base. A method changes the local step, the mean delta, or what is done with it."""
+
+    #: a model for each variant instead of one that all variants are parts of
+    apart: bool = False
+    weighting: Weighting = "clients"
+    #: what travels; where it is not all, the rest of each client's model is its own
+    sections: frozenset[Section] = ALL_SECTIONS
+
+    def __init__(self, params: object, context: Context) -> None:
+        super().__init__(params, context)
+        #: called with the mean delta before the weights move, may change it, returns metrics (InCo)
+        self.adjust: Callable[[Tensors], dict[str, float]] = _leave
+        self._index: dict[tuple[str, str], dict[str, Index]] = {}
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(shared_tensors=not self.apart)
+
+    def check(self) -> None:
+        family, variants = self.context.family, self.context.variants
+        if not self.apart and not family.shared and len(variants) > 1:
+            raise BadInput(
+                f"model.family is {family.name}, whose variants share no tensors, but this method averages "
+                f"weights across variants ({', '.join(variants)}): choose another family, or fedavg, "
+                f"which averages each variant by itself."
+            )
+
+    def setup(self) -> Bundle:
+        context = self.context
+        if self.apart:
+            return Bundle({n: t for v in context.variants for n, t in prefixed(f"{v}/", context.initial(v)).items()})
+        variants = context.variants
+        whole = variants[0] if len(variants) == 1 else context.family.variants[-1]
+        held = {name for v in variants for name in self.index(v, whole)}
+        tensors = {name: t for name, t in context.initial(whole).items() if name in held}
+        return Bundle(tensors, {"whole": whole})
+
+    def send(self, state: Bundle, client: Client, stage: str, task: int) -> Bundle:
+        del stage, task
+        return Bundle(self.cut(state, client.variant))
+
+    def work(self, state: Bundle, client: Client, stage: str) -> Work:
+        del state, stage
+        training = self.context.training
+        return Work(
+            steps=steps_of(client.samples, training),
+            batch=batch_of(client.samples, training.batch),
+            held_models=1,  # what was received
+        )
+
+    def client(self, job: Job, stage: str) -> Reply:
+        del stage
+        partial = self.sections != ALL_SECTIONS
+        start = {name: t for name, t in job.message.tensors.items() if "/" not in name}
+        if partial:
+            start = {**own_tensors(job), **start}
+        model = job.model(start)
+        metrics = train(job, model, self.local_step(job, model, start))
+        tensors = {name: t for name, t in model.state_dict().items() if name in job.message.tensors}
+        message = Bundle({**tensors, **self.extras(job, model)})
+        return Reply(message=message, keep=keep_model(model) if partial else None, metrics=metrics)
+
+    def local_step(self, job: Job, model: Net, start: Tensors) -> Step:
+        """What a client does with a mini-batch; `start` is what the model was before the first one."""
+        del job, start
+        return cross_entropy_step(model)
+
+    def extras(self, job: Job, model: Net) -> Tensors:
+        """What a client sends besides its weights. A slash in the name tells it from them."""
+        del job, model
+        return {}
+
+    def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
+        del stage, version
+        if self.apart:
+            state = self._with_new_variants(state, arrivals)
+        delta = self.mean_delta(state, arrivals)
+        metrics = self.adjust(delta)
+        tensors = dict(state.tensors)
+        for name, change in delta.items():
+            tensors[name] = change.add_(state.tensors[name])
+            if name.endswith("running_var"):
+                change.clamp_(min=0)
+        return Merged(state=Bundle(tensors, state.values), metrics=metrics)
+
+    def _with_new_variants(self, state: Bundle, arrivals: Sequence[Arrival]) -> Bundle:
+        """A client may have stepped down to a variant that nobody had: what it was sent begins that model."""
+        tensors = dict(state.tensors)
+        for a in arrivals:
+            variant = a.client.variant
+            for name in self.index(variant, variant):
+                tensors.setdefault(self.prefix(variant) + name, a.sent.tensors[name])
+        return Bundle(tensors, state.values)
+
+    def mean_delta(self, state: Bundle, arrivals: Sequence[Arrival]) -> Tensors:
+        """The mean change of every tensor that somebody held, by its name in the state: fresh tensors."""
+        held: dict[str, list[_Part]] = {}
+        for a in arrivals:
+            variant = a.client.variant
+            omega = float(a.client.samples) if self.weighting == "samples" else 1.0
+            for name, rows in self.index(variant, self.whole(state, variant)).items():
+                part = _Part(a.message.tensors[name], a.sent.tensors[name], omega, a.weight * omega, rows)
+                held.setdefault(self.prefix(variant) + name, []).append(part)
+        return {name: _mean(state.tensors[name], parts) for name, parts in held.items()}
+
+    def targets(self, state: Bundle) -> list[Target]:
+        if self.sections != ALL_SECTIONS:
+            own = own_targets(self.context)
+            return [replace(target, tensors=self.cut(state, target.variant)) for target in own]
+        return [Target(name=v, variant=v, tensors=self.cut(state, v)) for v in self.context.variants]
+
+    def cut(self, state: Bundle, variant: str) -> Tensors:
+        """The tensors of a variant."""
+        if not self.apart:
+            return gather(state.tensors, self.index(variant, self.whole(state, variant)))
+        return state.under(self.prefix(variant)) or self.context.initial(variant)
+
+    def prefix(self, variant: str) -> str:
+        """What leads the names of the variant's tensors in the state."""
+        return f"{variant}/" if self.apart else ""
+
+    def whole(self, state: Bundle, variant: str) -> str:
+        """The variant whose tensors the state holds in full."""
+        return variant if self.apart else str(state.values["whole"])
+
+    def index(self, variant: str, whole: str) -> dict[str, Index]:
+        """Which part of which tensor of `whole` the variant holds, of those that travel."""
+        if (variant, whole) not in self._index:
+            family = self.context.family.narrow((variant, whole))
+            index = family.index(variant, self.context.spec)
+            net = family.outline(variant, self.context.spec)
+            self._index[variant, whole] = {n: i for n, i in index.items() if net.section(n) in self.sections}
+        return self._index[variant, whole]
+
+
+def _leave(delta: Tensors) -> dict[str, float]:
+    del delta
+    return {}
+
+
+class _Part(NamedTuple):
+    """What one client says about one tensor: `scale` is omega times the policy's weight."""
+
+    after: Tensor
+    sent: Tensor
+    omega: float
+    scale: float
+    rows: Index
+
+
+def _mean(full: Tensor, parts: list[_Part]) -> Tensor:
+    """The mean change of one tensor, as a fresh tensor of its full shape."""
+    if not full.is_floating_point():  # a counter: it becomes the largest
+        return torch.stack([full, *(p.after for p in parts)]).amax(0) - full
+    mean = torch.zeros(full.shape)
+    if all(rows is None for p in parts for rows in p.rows):
+        total = sum(p.omega for p in parts)
+        flat = [(p.after.reshape(-1), p.sent.reshape(-1), p.scale / total) for p in parts]
+        for start in range(0, mean.numel(), CHUNK):
+            here = slice(start, start + CHUNK)
+            sums = mean.view(-1)[here]
+            for after, sent, scale in flat:
+                # differences first: what nobody changed moves by exactly 0
+                sums.add_(after[here] - sent[here], alpha=scale)
+        return mean
+    mass = torch.zeros(full.shape)
+    for p in parts:
+        scatter_add({"": mean}, {"": (p.after - p.sent) * p.scale}, {"": p.rows})
+        scatter_add({"": mass}, {"": torch.full(p.after.shape, p.omega)}, {"": p.rows})
+    return mean.div_(mass.where(mass > 0, 1.0))

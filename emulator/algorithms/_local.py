@@ -1,0 +1,110 @@
+"""What the client halves share: the local loop, a proximal term, foreign batches, a model of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fleetbed.emulator.algorithm import Context, Job, Target
+from fleetbed.emulator.bundle import Bundle, prefixed
+from fleetbed.models.base import Net, Tensors
+
+Step = Callable[[torch.optim.Optimizer, Tensor, Tensor], Tensor]
+#: where a client keeps its own model and the state of its optimiser
+MODEL, OPTIMIZER = "model/", "optimizer/"
+
+
+def train(
+    job: Job,
+    model: Net,
+    step: Step,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    steps: int | None = None,
+    batch: int | None = None,
+) -> dict[str, float]:
+    """Run `step` on every mini-batch; the metrics hold the mean of what it returns."""
+    optimizer = optimizer or job.optimizer(model)
+    losses = [float(step(optimizer, x, y)) for x, y in job.batches(steps=steps, batch=batch)]
+    return {"loss": sum(losses) / len(losses)} if losses else {}
+
+
+def cross_entropy_step(model: Net, regularise: Callable[[], None] = lambda: None) -> Step:
+    """One step of plain local training; `regularise` adds to the gradients before the optimiser uses them."""
+
+    def step(optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        regularise()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def proximal(model: Net, anchor: Tensors, mu: float) -> Callable[[], None]:
+    """Adds the gradient of (mu/2) ||w - anchor||^2 over the trainable tensors to what is there.
+
+    Written out, for through autograd the differences of all tensors would be held at once.
+    """
+    pairs = [(p, anchor[name].to(p.device)) for name, p in model.named_parameters() if p.requires_grad]
+
+    @torch.no_grad()
+    def regularise() -> None:
+        for p, start in pairs:
+            if mu and p.grad is not None:
+                p.grad.add_(p - start, alpha=mu)
+
+    return regularise
+
+
+@contextmanager
+def foreign_batch(model: nn.Module) -> Iterator[None]:
+    """Batch norm uses the batch's own statistics, but does not count it among the client's data."""
+    tracking = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    for module in tracking:
+        module.track_running_stats = False
+    try:
+        yield
+    finally:
+        for module in tracking:
+            module.track_running_stats = True
+
+
+def own_tensors(job: Job) -> Tensors:
+    """The client's own model: what it kept, at first the initial one."""
+    return job.kept.under(MODEL) if job.kept is not None else job.context.initial(job.client.variant)
+
+
+def keep_model(model: Net, optimizer: torch.optim.Optimizer | None = None) -> Bundle:
+    """What a client keeps: its model, and its optimiser's state where that lives on between tasks."""
+    tensors = prefixed(MODEL, dict(model.state_dict()))
+    if optimizer is not None:
+        for name, p in model.named_parameters():
+            slots = {key: slot for key, slot in optimizer.state[p].items() if isinstance(slot, Tensor)}
+            tensors |= prefixed(f"{OPTIMIZER}{name}/", slots)
+    return Bundle(tensors)
+
+
+def own_optimizer(job: Job, model: Net) -> torch.optim.Optimizer:
+    """The client's optimiser as its last task left it."""
+    optimizer = job.optimizer(model)
+    if job.kept is not None:
+        for name, p in model.named_parameters():
+            slots = job.kept.under(f"{OPTIMIZER}{name}/")
+            if slots:
+                optimizer.state[p] = {key: slot.clone() for key, slot in slots.items()}
+    return optimizer
+
+
+def own_targets(context: Context, *, local: bool = False) -> list[Target]:
+    """Every client's own model."""
+    return [
+        Target(name=f"client-{c.number:03d}", variant=c.variant, client=c.number, prefix=MODEL, local=local)
+        for c in context.clients
+    ]

@@ -1,0 +1,137 @@
+"""FedHe: asynchronous; only the mean logits of each class travel.
+
+Chan and Ngai, "FedHe: Heterogeneous Models and Communication-Efficient Federated Learning", MSN 2021.
+Unlike FedAvg no weights are ever sent, so that clients may have any models: a client uploads the mean
+logit vector of each class that it saw, C(C+1) values, and trains with the server's mean of all uploads
+(Eq. 13):
+
+    L = CE(z, y) + alpha * mean over i, j of (z_ij - p_s[y_i]_j)^2
+
+The server keeps sums and counts. As in the released code nothing is sent until as many results came as
+there are clients, and now and then the sums collapse to their mean, which lets old logits fade. Where the
+paper is silent: l_logit is the squared error, a class that the server does not know yet gets cross
+entropy alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+from msgspec import Meta, Struct
+from torch import Tensor
+from torch.nn import functional as F
+
+from fleetbed.emulator.algorithm import Algorithm, Arrival, Client, Job, Merged, Reply, Target
+from fleetbed.emulator.algorithms._local import keep_model, own_optimizer, own_targets, own_tensors, train
+from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.schedule import batch_of
+from fleetbed.models.work import Work
+from fleetbed.profiles.types import Count, NonNegative
+
+FORGET_PER_CLIENT = 10  # the released code collapses the sums every 10 K turns
+
+
+class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The paper's optimiser is Adam at 1e-3 (`training.optimizer`); its state lives on between turns."""
+
+    alpha: NonNegative = 1.0  # weight of the logit loss; 0 is private training
+    steps: Count = 3  # random batches of a turn
+    batch: Count = 50  # their size; a client with fewer samples takes all of them
+    cold_start: Annotated[int, Meta(ge=0)] | None = None  # results before logits are sent; None: one per client
+    forget_every: Annotated[int, Meta(ge=0)] | None = None  # results between collapses; 0 never, None: 10 per client
+    plus_one: bool = False  # divide by V + 1 as Eq. 8 does, which shrinks the logits and sends zeros for unseen classes
+
+
+class Method(Algorithm):
+    params: Params
+
+    def setup(self) -> Bundle:
+        classes = self.context.spec.classes
+        sums = torch.zeros(classes, classes, dtype=torch.float64)
+        return Bundle({"sum": sums, "count": torch.zeros(classes, dtype=torch.int64)}, {"turns": 0})
+
+    def send(self, state: Bundle, client: Client, stage: str, task: int) -> Bundle:
+        del client, stage, task
+        cold = len(self.context.clients) if self.params.cold_start is None else self.params.cold_start
+        if _turns(state) < cold:
+            return Bundle()
+        known = state.tensors["count"].nonzero().flatten()
+        means = state.tensors["sum"][known] / state.tensors["count"][known, None]
+        return _records(known, means)
+
+    def work(self, state: Bundle, client: Client, stage: str) -> Work:
+        del state, stage
+        adam = self.context.training.optimizer.name == "adam"
+        return Work(
+            steps=self.params.steps,
+            batch=batch_of(client.samples, self.params.batch),
+            held_models=3 if adam else 2,  # what was kept: the model and the optimiser's state
+        )
+
+    def client(self, job: Job, stage: str) -> Reply:
+        del stage
+        model = job.model(own_tensors(job))
+        optimizer = own_optimizer(job, model)
+        classes = self.context.spec.classes
+        sums, counts = torch.zeros(classes, classes), torch.zeros(classes, dtype=torch.int64)
+        received = job.message.tensors if self.params.alpha else {}
+        targets = torch.full((classes, classes), torch.nan)
+        if received:
+            targets[received["class"].long()] = received["logits"]
+
+        def step(optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            z = model(x)
+            loss = entropy = F.cross_entropy(z, y)
+            if received:
+                loss = entropy + self.params.alpha * logit_loss(z, targets.to(z.device)[y])
+            loss.backward()
+            optimizer.step()
+            sums.index_add_(0, y.cpu(), z.detach().cpu())
+            counts.add_(torch.bincount(y.cpu(), minlength=classes))
+            return entropy.detach()
+
+        metrics = train(job, model, step, optimizer=optimizer, steps=self.params.steps, batch=self.params.batch)
+        seen = torch.arange(classes) if self.params.plus_one else counts.nonzero().flatten()
+        means = sums[seen] / (counts[seen, None] + int(self.params.plus_one))
+        return Reply(message=_records(seen, means), keep=keep_model(model, optimizer), metrics=metrics)
+
+    def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
+        """Every upload counts once: a policy's mixing weight is for methods that move weights."""
+        del stage, version
+        sums, counts = state.tensors["sum"].clone(), state.tensors["count"].clone()
+        turns = _turns(state)
+        forget = self.params.forget_every
+        every = FORGET_PER_CLIENT * len(self.context.clients) if forget is None else forget
+        for arrival in arrivals:
+            uploaded = arrival.message.tensors
+            classes = uploaded["class"].long()
+            sums.index_add_(0, classes, uploaded["logits"].double())
+            counts.index_add_(0, classes, torch.ones_like(classes))
+            turns += 1
+            if every and turns % every == 0:
+                sums /= counts.clamp_min(1)[:, None]
+                counts.clamp_(max=1)
+        return Merged(state=Bundle({"sum": sums, "count": counts}, {"turns": turns}))
+
+    def targets(self, state: Bundle) -> list[Target]:
+        del state
+        return own_targets(self.context)
+
+
+def logit_loss(z: Tensor, target: Tensor) -> Tensor:
+    """The mean squared error over batch and classes; a sample without a target (NaN) adds nothing."""
+    return torch.where(target.isnan(), 0.0, z - target.nan_to_num()).square().mean()
+
+
+def _records(classes: Tensor, logits: Tensor) -> Bundle:
+    """C records of a class and its mean logits: C(C+1) values of 4 bytes."""
+    return Bundle({"class": classes.int(), "logits": logits.float()})
+
+
+def _turns(state: Bundle) -> int:
+    turns = state.values["turns"]
+    assert isinstance(turns, int)  # written by merge
+    return turns

@@ -1,0 +1,152 @@
+"""FedHeNN: clients of any architecture keep their own models and align their representations.
+
+Makhija et al., "Architecture Agnostic Federated Learning for Neural Networks", ICML 2022, Algorithm 2 (heterogeneous
+clients; `fedhenn_homo` is Algorithm 1). Unlike FedAvg no weights are averaged: the server draws a representation
+alignment dataset (RAD) X of L unlabelled samples, takes the gram K_j = k(Phi_j(X), Phi_j(X)) of the clients' features
+(all but the last layer) and sends X and the mean gram K. In round t a client goes on from its own weights with
+
+    L = CE(f(x), y) + eta_t (1 - CKA(K, K_i(X))),        eta_t = eta_0 sqrt(t)
+
+so that in round 0 everyone trains alone, and always if eta is 0. Raw grams are averaged, CKA centres them. The RAD of
+round t+1 is drawn after the training of round t. The paper takes the mean over all clients, the released code over
+those of the round. A gram that is not finite is left out: one diverging client must not spoil the mean for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Literal
+
+from torch import Tensor
+
+from fleetbed.emulator.algorithm import ROUND_POLICIES, Algorithm, Arrival, Client, Job, Merged, Needs, Reply, Target
+from fleetbed.emulator.algorithms import _alignment
+from fleetbed.emulator.algorithms._local import cross_entropy_step, keep_model, own_targets, own_tensors, train
+from fleetbed.emulator.bundle import Bundle
+from fleetbed.models.base import Net, Tensors
+from fleetbed.models.work import Work
+from fleetbed.profiles.errors import BadInput
+
+Models = dict[int, tuple[str, Tensors]]  # by client: its variant and its weights
+
+
+class Params(_alignment.Alignment, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `Alignment`, and:"""
+
+    kbar_over: Literal["sampled", "all"] = "sampled"  # mean gram over the round's clients (code) or over all (paper)
+    normalise_gram: bool = False  # divide K_j by |H K_j H|: else the client with the largest features dominates
+    client_side_gram: bool = False  # clients compute their grams in a stage of their own; weights stay private
+
+
+class Method(Algorithm):
+    params: Params
+
+    @property
+    def needs(self) -> Needs:
+        by_client = self.params.client_side_gram
+        return Needs(
+            policies=ROUND_POLICIES if by_client else ROUND_POLICIES | {"buffered"},
+            policies_why="the mean gram is over the clients of one merge, and eta grows with the number of merges"
+            + ("; grams are a second stage of the round" if by_client else ""),
+            stages=("train", "gram") if by_client else ("train",),
+            public_samples=self.params.rad,
+            local_evaluation=True,
+        )
+
+    def check(self) -> None:
+        _alignment.check_rad(self.context, self.params)
+        if self.params.client_side_gram and self.params.kbar_over == "all":
+            raise BadInput(
+                "params.kbar_over is all, but with client_side_gram only the clients of the round give a gram: "
+                "set kbar_over to sampled, or client_side_gram to false."
+            )
+
+    def setup(self) -> Bundle:
+        """`round` is t. With `kbar_over: all` the server holds every model; merges bring `rad` and `gram`."""
+        initial = {v: self.context.initial(v) for v in self.context.variants if self.params.kbar_over == "all"}
+        models = {c.number: (c.variant, initial[c.variant]) for c in self.context.clients if initial}
+        return Bundle(held(models), {"round": 0})
+
+    def send(self, state: Bundle, client: Client, stage: str, task: int) -> Bundle:
+        del client, task
+        if stage == "gram":
+            return Bundle({"rad": state.tensors["rad"]})
+        if not self.aligned(state):
+            return Bundle()
+        return Bundle({name: state.tensors[name] for name in ("rad", "gram")}, {"eta": self.eta(state)})
+
+    def work(self, state: Bundle, client: Client, stage: str) -> Work:
+        if stage == "gram":
+            values = self.params.rad * prod(self.context.spec.shape) + 3 * self.params.rad**2
+            once = (_alignment.rad_pass(self.params),)
+            return Work(batch=_alignment.FORWARD_BATCH, once=once, held_models=1, held_values=values)
+        return _alignment.work(self.context, client, self.params, aligned=self.aligned(state))
+
+    def heaviest(self, state: Bundle, client: Client) -> Work:
+        del state
+        return _alignment.heaviest(self.context, client, self.params)
+
+    def client(self, job: Job, stage: str) -> Reply:
+        model = job.model(own_tensors(job))
+        received = job.message.tensors
+        if stage == "gram":
+            return Reply(message=Bundle({"gram": self.gram_of(model, received["rad"])}))
+        step = cross_entropy_step(model)
+        if received:
+            eta = job.message.values["eta"]
+            assert isinstance(eta, float)
+            step = _alignment.step(job, model, eta, received["rad"], received["gram"], self.params)
+        metrics = train(job, model, step)
+        sent = {} if self.params.client_side_gram else dict(model.state_dict())
+        return Reply(message=Bundle(sent), keep=keep_model(model), metrics=metrics)
+
+    def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
+        del version
+        if stage == "gram":
+            mean, metrics = _alignment.mean_gram(a.message.tensors["gram"] for a in arrivals)
+            return Merged(state=Bundle({"rad": state.tensors["rad"], **mean}, state.values), metrics=metrics)
+        following = _alignment.round_of(state) + 1
+        rad = _alignment.draw_rad(self.context, self.params, following)
+        if self.params.client_side_gram:
+            return Merged(state=Bundle({"rad": rad}, {"round": following}))
+        arrived = {a.client.number: (a.client.variant, a.message.tensors) for a in arrivals}
+        models = {**stored(state), **arrived}
+        nets = (_alignment.loaded(self.context, variant, tensors) for variant, tensors in models.values())
+        mean, metrics = _alignment.mean_gram(self.gram_of(net, rad) for net in nets)
+        kept = held(models) if self.params.kbar_over == "all" else {}
+        return Merged(state=Bundle({"rad": rad, **mean, **kept}, {"round": following}), metrics=metrics)
+
+    def server_work(self, state: Bundle, arrivals: Sequence[Arrival], stage: str) -> Work:
+        if self.params.client_side_gram:
+            return super().server_work(state, arrivals, stage)
+        whose = [a.client for a in arrivals] if self.params.kbar_over == "sampled" else self.context.clients
+        flops = sum(_alignment.gram_flops(self.context, client.variant, self.params) for client in whose)
+        return Work(server_flops=flops)
+
+    def targets(self, state: Bundle) -> list[Target]:
+        del state
+        return own_targets(self.context, local=True)
+
+    def eta(self, state: Bundle) -> float:
+        return self.params.strength(_alignment.round_of(state))
+
+    def aligned(self, state: Bundle) -> bool:
+        return "gram" in state.tensors and self.eta(state) > 0
+
+    def gram_of(self, model: Net, rad: Tensor) -> Tensor:
+        return _alignment.gram_of(model, rad, self.params, normalise=self.params.normalise_gram)
+
+
+def held(models: Models) -> Tensors:
+    """The models as tensors of the server's state."""
+    return {f"w/{n}/{variant}/{name}": t for n, (variant, tensors) in models.items() for name, t in tensors.items()}
+
+
+def stored(state: Bundle) -> Models:
+    """The models that the server's state holds: the reverse of `held`."""
+    models: Models = {}
+    for path, tensor in state.under("w/").items():
+        number, variant, name = path.split("/", 2)
+        models.setdefault(int(number), (variant, {}))[1][name] = tensor
+    return models

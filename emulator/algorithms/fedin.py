@@ -1,0 +1,163 @@
+"""FedIN: unequal models learn from one batch of each other's intermediate features.
+
+Chan et al., "FedIN: Federated Intermediate Layers Learning for Model Heterogeneity", 2023 (`v1`) and its revision of
+2024 (`tmlr`, the default). A model is extractor w_e, intermediate layers w_in and classifier w_c. Unlike HeteroAvg a
+client also sends one batch of pairs (s_in, s_out), what goes into its w_in and what comes out, and receives one batch
+of others' pairs, on which it trains w_in beside its own data. Each mini-batch, with no update between the losses:
+
+    L_local = CE(f(x; w), y) + (mu/2) ||w - w_received||^2        G_local = its gradient, for all weights
+    L_IN    = mean((f(s_in; w_in) - s_out)^2)                     G_IN = its gradient, for w_in
+
+w_e and w_c step with G_local. w_in steps with Z, which is
+
+    simplified   G_IN + (lambda/2) G_local                                                 (Eq. 13)
+    projection   G_IN, less (b/a) G_local where b = <G_local, G_IN> < 0, a = |G_local|^2   (Eq. 12)
+    none         no Z: a step of all weights with G_local, then one of w_in with G_IN      ("w/o Opt")
+
+In the first round there are no pairs yet and training is local. In v1 only w_e and w_c travel, w_in stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Annotated, Literal
+
+import torch
+from msgspec import Meta, Struct, field
+from msgspec.structs import replace
+from torch import Tensor
+from torch.nn import functional as F
+
+from fleetbed.emulator.algorithm import Arrival, Client, Context, Job, Merged
+from fleetbed.emulator.algorithms._averaging import ALL_SECTIONS, Weighting
+from fleetbed.emulator.algorithms._features import check_cuts, cut_shapes, draw_pairs, noisy, projected
+from fleetbed.emulator.algorithms._local import Step, foreign_batch, proximal
+from fleetbed.emulator.algorithms._proximal import Proximal
+from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.randomness import torch_rng
+from fleetbed.models.base import Net, Tensors
+from fleetbed.models.work import Pass, Work
+from fleetbed.profiles.types import NonNegative
+
+Aggregation = Literal["layerwise", "same-architecture", "ends"]
+#: aggregation, lambda and mu of the two versions (mu/2 = 0.05 in the revision)
+VERSIONS: dict[str, tuple[Aggregation, float, float]] = {"tmlr": ("layerwise", 1, 0.1), "v1": ("ends", 2, 0)}
+IN, OUT, STORE = "features/in", "features/out", "store/"
+
+
+class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    version: Literal["tmlr", "v1"] = "tmlr"  # sets the next three where they are not given
+    aggregation: Aggregation | None = None  # ends: w_e and w_c only; same-architecture: by samples (Eq. 21)
+    lambda_: NonNegative | None = field(default=None, name="lambda")  # Z = G_IN + (lambda/2) G_local
+    mu: NonNegative | None = None  # proximal term; 0 is the ablation "w/o Prox"
+    weighting: Weighting = "clients"  # of layerwise and ends
+    z: Literal["simplified", "projection", "none"] = "simplified"  # none is the ablation "w/o Opt"
+    without_in: bool = False  # the ablation "w/o IN": no features travel, it is HeteroProx
+    noise: NonNegative = 0.0  # +Noise: so many standard deviations of a batch's features; the paper's best is 0.8
+    noise_where: Literal["upload", "upload+forward"] = "upload"  # forward: in the local forward pass as well
+    batch: Annotated[int, Meta(ge=2)] | None = None  # pairs in a message; None: the training batch
+
+
+class Method(Proximal):
+    params: Params
+
+    def __init__(self, params: Params, context: Context) -> None:
+        super().__init__(params, context)
+        aggregation, lambda_, mu = VERSIONS[params.version]
+        self.aggregation = params.aggregation or aggregation
+        self.lambda_ = lambda_ if params.lambda_ is None else params.lambda_
+        self.mu = mu if params.mu is None else params.mu
+        self.apart = self.aggregation == "same-architecture"
+        self.sections = ALL_SECTIONS - {"intermediate"} if self.aggregation == "ends" else ALL_SECTIONS
+        self.weighting = "samples" if self.apart else params.weighting
+        self.everywhere = params.noise_where == "upload+forward"
+        self.pairs = params.batch or max(2, context.training.batch)
+
+    def check(self) -> None:
+        super().check()
+        check_cuts(self.context)
+
+    def send(self, state: Bundle, client: Client, stage: str, task: int) -> Bundle:
+        message = super().send(state, client, stage, task)
+        inputs, outputs = state.under(f"{STORE}in/"), state.under(f"{STORE}out/")
+        if not inputs:
+            return message
+        s_in, s_out = draw_pairs(inputs, outputs, self.pairs, torch_rng(self.context.seed, task, "features"))
+        return Bundle({**message.tensors, IN: s_in, OUT: s_out})
+
+    def work(self, state: Bundle, client: Client, stage: str) -> Work:
+        received = any(name.startswith(STORE) for name in state.tensors)
+        return self._with_pairs(super().work(state, client, stage), client.variant, received)
+
+    def heaviest(self, state: Bundle, client: Client) -> Work:
+        return self._with_pairs(super().work(state, client, "train"), client.variant, received=True)
+
+    def _with_pairs(self, plain: Work, variant: str, received: bool) -> Work:
+        if self.params.without_in:
+            return plain
+        s_in, s_out = cut_shapes(self.context, variant)
+        return replace(
+            plain,
+            each_step=(Pass("train", "intermediate", self.pairs),) if received else (),
+            once=(Pass("forward", "features", self.pairs),),
+            held_values=self.pairs * (prod(s_in) + prod(s_out)) if received else 0,
+            held_models=plain.held_models + (self.params.z == "projection"),  # G_IN beside G_local
+        )
+
+    def local_step(self, job: Job, model: Net, start: Tensors) -> Step:
+        regularise = proximal(model, start, self.mu)
+        w_in = [p for n, p in model.named_parameters() if model.section(n) == "intermediate" and p.requires_grad]
+        received, mode = job.message.tensors, self.params.z
+        rng, noise = job.generator("noise"), self.params.noise if self.everywhere else 0.0
+
+        def in_loss() -> Tensor:
+            with foreign_batch(model):
+                s_out = model.intermediate(received[IN].to(w_in[0].device))
+            return F.mse_loss(s_out, received[OUT].to(s_out.device))
+
+        def step(optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            s_out = model.intermediate(noisy(model.extract(x), noise, rng))
+            loss = F.cross_entropy(model.classify(noisy(s_out, noise, rng)), y)
+            loss.backward()
+            regularise()
+            g_local = [p.grad for p in w_in if p.grad is not None]
+            if IN in received and mode == "projection":
+                for p, g_in, g in zip(w_in, torch.autograd.grad(in_loss(), w_in), g_local, strict=True):
+                    p.grad = projected(g_in, g)
+            elif IN in received:
+                if mode == "simplified":
+                    for g in g_local:
+                        g.mul_(self.lambda_ / 2)
+                else:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                in_loss().backward()  # adds G_IN to what is there
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    @torch.no_grad()
+    def extras(self, job: Job, model: Net) -> Tensors:
+        """One batch of the client's features, of the trained model in evaluation mode."""
+        if self.params.without_in:
+            return {}
+        x, _ = job.sample(self.pairs, "features")
+        rng, noise = job.generator("upload"), self.params.noise
+        model.eval()
+        clean = model.extract(x)
+        s_in = noisy(clean, noise, rng)
+        s_out = model.intermediate(s_in if self.everywhere else clean)
+        return {IN: s_in, OUT: noisy(s_out, noise, rng)}
+
+    def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
+        """Aggregate, and store the newest batch of pairs of every client."""
+        merged = super().merge(state, arrivals, stage, version)
+        tensors = dict(merged.state.tensors)
+        for a in arrivals:
+            if IN in a.message.tensors:
+                tensors[f"{STORE}in/{a.client.number}"] = a.message.tensors[IN]
+                tensors[f"{STORE}out/{a.client.number}"] = a.message.tensors[OUT]
+        return Merged(state=Bundle(tensors, merged.state.values), metrics=merged.metrics)

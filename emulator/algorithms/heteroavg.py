@@ -1,0 +1,27 @@
+"""HeteroAvg: layer-wise averaging of the weights of unequal models.
+
+FedIN (2024), Eq. 19, and InCo (Chan et al., ICLR 2024), Algorithm 1 line 4; after McMahan et al.,
+"Communication- Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017. Clients train
+different variants of one family, which share tensors by name. Unlike FedAvg, which needs one
+architecture, each tensor is averaged over those clients of the round that hold it; one that nobody held
+stays as it was. With one variant in use it is FedAvg.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from fleetbed.emulator.algorithm import Context
+from fleetbed.emulator.algorithms._averaging import Averaging, Weighting
+
+
+class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    weighting: Weighting = "clients"  # clients: all count the same (Eq. 19); samples: by their number
+
+
+class Method(Averaging):
+    params: Params
+
+    def __init__(self, params: Params, context: Context) -> None:
+        super().__init__(params, context)
+        self.weighting = params.weighting

@@ -1,0 +1,156 @@
+"""InCo: cross-layer gradients on the server, an add-on to any method that averages weights.
+
+Chan et al., "Internal Cross-Layer Gradients for Extending Homogeneity to Heterogeneity in Federated
+Learning", ICLR 2024. What the clients do and what travels is the base method's (HeteroAvg gives InCoAvg,
+HeteroProx InCoProx): only the mean delta g of the deeper blocks is changed, before it is added to the
+weights. Layer k takes from the base layer 0 of its stage; always the unmodified g is read. With alpha =
+<g_0, g_0> and beta = <g_0, g_k>:
+
+    released  u = (g_k/|g_k| + clamp(|beta|/alpha, 0, 5) g_0/|g_0|) (|g_k| + |g_0|)/2, then clamped to +-0.1
+    paper     u = (g'_k - theta g'_0) (|g_k| + |g_0|)/2 with g' = g/|g| and theta = <g'_0, g'_k>/<g'_0, g'_0>
+    theorem   u = g_k where beta >= 0, else g_k - (beta/alpha) g_0
+
+`released` is what the authors' code does, for each 3x3 kernel by itself; `paper` is Algorithm 1,
+`theorem` is Theorem 3.1, both for the layer as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from fleetbed.emulator.algorithm import Algorithm, Arrival, Client, Context, Job, Merged, Needs, Reply, Target
+from fleetbed.emulator.algorithms import load_method
+from fleetbed.emulator.algorithms._averaging import Averaging
+from fleetbed.emulator.bundle import Bundle
+from fleetbed.models.base import Tensors
+from fleetbed.models.work import Work
+from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.experiment import AlgorithmChoice
+from fleetbed.profiles.types import Positive
+
+EPSILON, LARGEST_THETA, LARGEST_UPDATE = 1e-7, 5.0, 0.1  # of the released code
+TINY = torch.finfo(torch.float32).tiny
+
+
+class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    base: str = "heteroavg"  # the method that it adds to, one that averages weights
+    base_params: dict[str, Any] = {}  # the parameters of that method
+    mode: Literal["released", "paper", "theorem"] = "released"
+    per: Literal["kernel", "layer"] | None = None  # what has its own alpha and beta; None: as the mode has it
+    normalise: bool = True  # released only: false is the ablation "w/o Normalization", g_k + theta g_0
+    optimise: bool = True  # released only: false is the ablation "w/o Optimization", theta = 1
+    delta_scale: Positive = 1.0  # the mean delta is multiplied by it first; the released ViT code has 1/epochs
+
+
+class Method(Algorithm):
+    params: Params
+
+    def __init__(self, params: Params, context: Context) -> None:
+        super().__init__(params, context)
+        base = load_method(AlgorithmChoice(name=params.base, params=params.base_params), context, "params.base")
+        if not isinstance(base, Averaging):
+            raise BadInput(
+                f"params.base of inco is {params.base}, which does not average weights: "
+                f"choose a method that does, such as heteroavg, heteroprox or fedavg."
+            )
+        self.base = base
+        self.base.adjust = self.cross_layers
+
+    @property
+    def needs(self) -> Needs:
+        return self.base.needs
+
+    def check(self) -> None:
+        self.base.check()
+        family, params = self.context.family, self.params
+        largest = family.variants[-1]
+        if not family.cross_layers(family.outline(largest, self.context.spec).state_dict()):
+            raise BadInput(
+                f"model.family is {family.name}, but inco knows no cross-layer gradients there: "
+                f"choose a ResNet or ViT family."
+            )
+        if params.mode != "released" and not (params.normalise and params.optimise):
+            raise BadInput(
+                f"params.mode of inco is {params.mode}, but the ablations (normalise, optimise: false) are "
+                f"those of mode released: set that mode, or leave them true."
+            )
+
+    def cross_layers(self, delta: Tensors) -> dict[str, float]:
+        """Change the mean delta in place; report theta and beta of every layer that took part."""
+        if self.params.delta_scale != 1:
+            for change in delta.values():
+                if change.is_floating_point():
+                    change.mul_(self.params.delta_scale)
+        metrics = {}
+        updates = {}
+        for prefix in {self.base.prefix(v) for v in self.context.variants}:
+            names = [name.removeprefix(prefix) for name in delta if name.startswith(prefix)]
+            for layer, base in self.context.family.cross_layers(names).items():
+                crossed = cross_layer(delta[prefix + layer], delta[prefix + base], self.params)
+                updates[prefix + layer] = crossed.update
+                title = (prefix + layer).removesuffix(".weight")
+                metrics[f"theta/{title}"] = float(crossed.theta.mean())
+                metrics[f"beta/{title}"] = float(crossed.beta.mean())
+                metrics[f"beta_positive/{title}"] = float((crossed.beta > 0).float().mean())
+        delta.update(updates)
+        return metrics
+
+    def setup(self) -> Bundle:
+        return self.base.setup()
+
+    def send(self, state: Bundle, client: Client, stage: str, task: int) -> Bundle:
+        return self.base.send(state, client, stage, task)
+
+    def work(self, state: Bundle, client: Client, stage: str) -> Work:
+        return self.base.work(state, client, stage)
+
+    def client(self, job: Job, stage: str) -> Reply:
+        return self.base.client(job, stage)
+
+    def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
+        return self.base.merge(state, arrivals, stage, version)
+
+    def server_work(self, state: Bundle, arrivals: Sequence[Arrival], stage: str) -> Work:
+        return self.base.server_work(state, arrivals, stage)
+
+    def targets(self, state: Bundle) -> list[Target]:
+        return self.base.targets(state)
+
+
+class Crossed(NamedTuple):
+    update: Tensor
+    theta: Tensor  # one for each kernel, or for the layer
+    beta: Tensor
+
+
+def cross_layer(g_k: Tensor, g_0: Tensor, params: Params) -> Crossed:
+    """The delta of layer k after it took from its base layer."""
+    per = params.per or ("kernel" if params.mode == "released" else "layer")
+    kernels = per == "kernel" and g_k.ndim == 4 and g_k[0, 0].numel() > 1
+    dims = (2, 3) if kernels else tuple(range(g_k.ndim))
+
+    def dot(a: Tensor, b: Tensor) -> Tensor:
+        return (a * b).sum(dims, keepdim=True)
+
+    alpha, beta = dot(g_0, g_0), dot(g_0, g_k)
+    norm_k, norm_0 = dot(g_k, g_k).sqrt(), alpha.sqrt()
+    size = (norm_k + norm_0) / 2
+    if params.mode == "theorem":
+        theta = (beta / alpha.clamp_min(TINY)).clamp(max=0)
+        return Crossed(g_k - theta * g_0, theta, beta)
+    if params.mode == "paper":
+        unit_k, unit_0 = g_k / norm_k.clamp_min(TINY), g_0 / norm_0.clamp_min(TINY)
+        theta = dot(unit_0, unit_k) / dot(unit_0, unit_0).clamp_min(TINY)
+        return Crossed((unit_k - theta * unit_0) * size, theta, beta)
+    theta = (beta.abs() / (alpha + EPSILON)).clamp(0, LARGEST_THETA)
+    if not params.optimise:
+        theta = torch.ones_like(theta)
+    if not params.normalise:
+        return Crossed(g_k + theta * g_0, theta, beta)
+    update = (g_k / (norm_k + EPSILON) + theta * g_0 / (norm_0 + EPSILON)) * size
+    return Crossed(update.clamp_(-LARGEST_UPDATE, LARGEST_UPDATE), theta, beta)

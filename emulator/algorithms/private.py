@@ -1,0 +1,77 @@
+"""Private: every client trains its own model alone; nothing is ever sent.
+
+The control of FedHe (Chan and Ngai, MSN 2021), FedHeNN (Makhija et al., ICML 2022) and of every
+personalised method: what a client reaches without the others. Unlike FedAvg no weights travel (0 bytes
+either way) and each client's own model is evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from fleetbed.emulator.algorithm import Algorithm, Arrival, Client, Job, Merged, Reply, Target
+from fleetbed.emulator.algorithms._local import (
+    cross_entropy_step,
+    keep_model,
+    own_optimizer,
+    own_targets,
+    own_tensors,
+    train,
+)
+from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.schedule import batch_of, steps_of
+from fleetbed.models.work import Work
+from fleetbed.profiles.types import Count
+
+
+class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The defaults are the experiment's own training; FedHe's control takes 3, 50 and true."""
+
+    steps: Count | None = None  # so many random batches instead of the experiment's epochs
+    batch: Count | None = None  # their size, instead of the experiment's
+    keep_optimizer: bool = False  # carry the optimiser's state over from task to task
+
+
+class Method(Algorithm):
+    params: Params
+
+    def setup(self) -> Bundle:
+        return Bundle()
+
+    def send(self, state: Bundle, client: Client, stage: str, task: int) -> Bundle:
+        del state, client, stage, task
+        return Bundle()
+
+    def work(self, state: Bundle, client: Client, stage: str) -> Work:
+        del state, stage
+        training = self.context.training
+        return Work(
+            steps=self.params.steps or steps_of(client.samples, training),
+            batch=batch_of(client.samples, self.params.batch or training.batch),
+            held_models=1,  # what was kept
+        )
+
+    def client(self, job: Job, stage: str) -> Reply:
+        del stage
+        model = job.model(own_tensors(job))
+        optimizer = own_optimizer(job, model)
+        metrics = train(
+            job,
+            model,
+            cross_entropy_step(model),
+            optimizer=optimizer,
+            steps=self.params.steps,
+            batch=self.params.batch,
+        )
+        kept = keep_model(model, optimizer if self.params.keep_optimizer else None)
+        return Reply(message=Bundle(), keep=kept, metrics=metrics)
+
+    def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
+        del arrivals, stage, version
+        return Merged(state=state)
+
+    def targets(self, state: Bundle) -> list[Target]:
+        del state
+        return own_targets(self.context)

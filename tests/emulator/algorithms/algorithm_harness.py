@@ -1,0 +1,270 @@
+"""A bed without clock, processes or links: small families, made-up data, the real job, a loop of rounds.
+
+The loop holds every method to the contract: it does the steps that it declared, no message or state that is in
+someone else's hands changes, and what a client keeps is committed with the merge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fleetbed.emulator.algorithm import Algorithm, Arrival, Client, Context, Merged, Reply, Target
+from fleetbed.emulator.algorithms import load_method
+from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.job import LocalJob
+from fleetbed.emulator.randomness import numpy_rng
+from fleetbed.models.base import Family, Index, InputSpec, Net
+from fleetbed.profiles.experiment import AlgorithmChoice, Optimizer, Training
+
+torch.set_num_threads(1)
+SPEC = InputSpec((1, 4, 4), 3)
+SGD = Optimizer(lr=0.05, momentum=0.9)
+TRAINING = Training(batch=8, epochs=1, optimizer=SGD)
+ADAM = Optimizer(name="adam", lr=1e-3)
+
+
+class ToyNet(Net):
+    extractor_parts = frozenset({"stem"})
+    classifier_parts = frozenset({"fc"})
+
+    def __init__(self, inputs: int, stem: int, width: int, depth: int, classes: int, dropout: float) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Flatten(), nn.Linear(inputs, stem, bias=False), nn.BatchNorm1d(stem), nn.ReLU())
+        first = [nn.Linear(stem, width, bias=False), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(dropout)]
+        self.blocks = nn.Sequential(nn.Sequential(*first))
+        for _ in range(depth - 1):
+            self.blocks.append(nn.Sequential(nn.Linear(width, width, bias=False), nn.BatchNorm1d(width), nn.ReLU()))
+        self.fc = nn.Linear(width, classes)
+
+    def extract(self, x: Tensor) -> Tensor:
+        return self.stem(x)
+
+    def intermediate(self, s: Tensor) -> Tensor:
+        return self.blocks(s)
+
+    def classify(self, f: Tensor) -> Tensor:
+        return self.fc(f)
+
+    def stages(self, x: Tensor) -> dict[str, Tensor]:
+        return {"stem": self.extract(x)}
+
+
+class ToyDepth(Family):
+    """Variants that share their first blocks."""
+
+    name = "toy-depth"
+    shared = True
+    variants = ("one", "two", "three")
+    dropout = 0.0
+
+    def make(self, variant: str, spec: InputSpec) -> Net:
+        depth = ("one", "two", "three").index(variant) + 1
+        return ToyNet(16, 6, 5, depth, spec.classes, self.dropout)
+
+
+class ToyDropout(ToyDepth):
+    name = "toy-dropout"
+    dropout = 0.3
+
+
+class ToyWidth(Family):
+    """`half` holds the first channels of `full`; the stem, and with it s_in, differs."""
+
+    name = "toy-width"
+    shared = True
+    variants = ("half", "full")
+
+    def make(self, variant: str, spec: InputSpec) -> Net:
+        return ToyNet(16, *((3, 2) if variant == "half" else (6, 4)), 1, spec.classes, 0.0)
+
+    def index(self, variant: str, spec: InputSpec, shift: int = 0) -> dict[str, Index]:
+        own = self.outline(variant, spec).state_dict()
+        full = self.outline(self.variants[-1], spec).state_dict()
+        return {
+            name: tuple(
+                None if size == whole else torch.arange(size)
+                for size, whole in zip(t.shape, full[name].shape, strict=True)
+            )
+            for name, t in own.items()
+        }
+
+
+class ToyStrangers(Family):
+    """Variants that share nothing."""
+
+    name = "toy-strangers"
+    shared = False
+    variants = ("thin", "thick")
+
+    def make(self, variant: str, spec: InputSpec) -> Net:
+        return ToyNet(16, 6, 4 if variant == "thin" else 9, 1, spec.classes, 0.0)
+
+
+class MadeUpData:
+    """Classes that can be told apart: a pattern for each, and noise."""
+
+    def __init__(self, spec: InputSpec, samples: int, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        self.spec = spec
+        self.y = torch.from_numpy(rng.integers(0, spec.classes, samples))
+        patterns = torch.from_numpy(rng.normal(size=(spec.classes, *spec.shape)).astype(np.float32))
+        noise = torch.from_numpy(rng.normal(size=(samples, *spec.shape)).astype(np.float32))
+        self.x = patterns[self.y] + 0.5 * noise
+
+    def batch(self, split: str, indices: np.ndarray, rng: Any) -> tuple[Tensor, Tensor]:
+        rows = torch.as_tensor(np.asarray(indices))
+        return self.x[rows], self.y[rows]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The server's own samples."""
+
+    data: MadeUpData
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def draw(self, count: int, seed: int) -> Tensor:
+        return self.data.batch("train", numpy_rng(seed, "public").choice(self.rows, count, replace=False), None)[0]
+
+
+@dataclass
+class Bed:
+    """A context with its data. `samples` is one number, or one for each client."""
+
+    family: Family
+    variants: Sequence[str]
+    samples: int | Sequence[int] = 24
+    spec: InputSpec = SPEC
+    training: Training = TRAINING
+    seed: int = 7
+    public: int = 0
+    rounds: int = 5
+    context: Context = field(init=False)
+
+    def __post_init__(self) -> None:
+        counts = [self.samples] * len(self.variants) if isinstance(self.samples, int) else list(self.samples)
+        self.data = MadeUpData(self.spec, sum(counts) + self.public)
+        edges = np.cumsum([0, *counts, self.public])
+        *parts, pool = [np.arange(a, b) for a, b in pairwise(edges)]
+        self.parts = parts
+        self.context = Context(
+            seed=self.seed,
+            spec=self.spec,
+            family=self.family,
+            clients=tuple(Client(n, v, c) for n, (v, c) in enumerate(zip(self.variants, counts, strict=True))),
+            training=self.training,
+            rounds=self.rounds,
+            public=Pool(self.data, pool) if self.public else None,
+        )
+
+    def method(self, name: str, **params: Any) -> Algorithm:
+        return load_method(AlgorithmChoice(name=name, params=params), self.context)
+
+    def job(self, client: Client, message: Bundle, kept: Bundle | None = None, task: int = 0) -> LocalJob:
+        return LocalJob(
+            context=self.context,
+            client=client,
+            message=message,
+            kept=kept,
+            task=task,
+            dataset=self.data,  # type: ignore[arg-type]
+            indices=self.parts[client.number],
+        )
+
+
+@dataclass
+class Run:
+    """What happened, merge by merge."""
+
+    state: Bundle
+    kept: dict[int, Bundle] = field(default_factory=dict)
+    sent: list[list[Bundle]] = field(default_factory=list)
+    replies: list[list[Reply]] = field(default_factory=list)
+    merged: list[Merged] = field(default_factory=list)
+    task: int = 0
+
+
+def run(
+    bed: Bed, method: Algorithm, rounds: int = 1, *, sampled: Sequence[Sequence[int]] | None = None, weight: float = 1.0
+) -> Run:
+    """`sampled` lists the clients of each round; all of them by default."""
+    method.check()
+    so_far = Run(method.setup())
+    for round_ in range(rounds):
+        numbers = range(len(bed.context.clients)) if sampled is None else sampled[round_]
+        for stage in method.needs.stages:
+            advance(bed, method, so_far, [bed.context.clients[n] for n in numbers], stage, weight)
+    return so_far
+
+
+def advance(bed: Bed, method: Algorithm, so_far: Run, clients: Sequence[Client], stage: str, weight: float) -> None:
+    """One stage of a round: everyone is sent something, works, and is merged."""
+    before = frozen(so_far.state)
+    arrivals, replies = [], []
+    for client in clients:
+        work = method.work(so_far.state, client, stage)
+        message = method.send(so_far.state, client, stage, so_far.task)
+        untouched = frozen(message)
+        job = bed.job(client, message, so_far.kept.get(client.number), so_far.task)
+        torch.manual_seed(job.seed("model"))
+        reply = method.client(job, stage)
+        assert (job.steps, job.samples) == (work.steps, work.steps * work.batch), "declared other work than it did"
+        assert same(message, untouched), "the client changed what it was sent"
+        assert reply.message.first_not_finite() is None
+        sent = Bundle(dict(message.tensors), message.values)
+        arrivals.append(Arrival(client=client, sent=sent, message=reply.message, weight=weight))
+        replies.append(reply)
+        so_far.task += 1
+    handed_in = [frozen(a.message) for a in arrivals]
+    merged = method.merge(so_far.state, arrivals, stage, len(so_far.merged) + 1)
+    assert same(so_far.state, before), "the merge changed a state that others may hold"
+    assert all(same(a.message, was) for a, was in zip(arrivals, handed_in, strict=True))
+    assert merged.state.first_not_finite() is None
+    for client, reply in zip(clients, replies, strict=True):
+        if reply.keep is not None:
+            so_far.kept[client.number] = frozen(reply.keep)
+    so_far.state = merged.state
+    so_far.sent.append([a.sent for a in arrivals])
+    so_far.replies.append(replies)
+    so_far.merged.append(merged)
+
+
+def frozen(bundle: Bundle) -> Bundle:
+    return Bundle({name: t.clone() for name, t in bundle.tensors.items()}, dict(bundle.values))
+
+
+def same(a: Bundle, b: Bundle) -> bool:
+    return a.values == b.values and equal(a.tensors, b.tensors)
+
+
+def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    """Bit for bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def tensors_of(bed: Bed, target: Target, so_far: Run) -> dict[str, Tensor]:
+    """The model that a target means, by the contract's own words."""
+    kept = so_far.kept.get(target.client) if target.client is not None else None
+    own = kept.under(target.prefix) if kept is not None else {}
+    return {**bed.context.initial(target.variant), **own, **(target.tensors or {})}
+
+
+def accuracy(bed: Bed, method: Algorithm, so_far: Run) -> float:
+    """The mean over all targets, on all data."""
+    scores = []
+    for target in method.targets(so_far.state):
+        net = bed.family.build(target.variant, bed.spec)
+        net.load_state_dict(tensors_of(bed, target, so_far))
+        with torch.no_grad():
+            scores.append(float((net.eval()(bed.data.x).argmax(1) == bed.data.y).float().mean()))
+    return sum(scores) / len(scores)
