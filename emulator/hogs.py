@@ -184,7 +184,7 @@ def fill(subjects: tuple[Subject, ...], dilation: float, room: float) -> list[li
         left = room
         for candidate in [*waiting, *by_share]:
             needed = share(candidate.slowdown, dilation)
-            if needed <= left or not batch:
+            if needed <= left + 1e-9 or not batch:
                 batch.append(candidate)
                 left -= needed
                 if candidate in waiting:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fleetbed.emulator.limits.cgroup import read_entry, upwards, write
+from fleetbed.emulator.limits import cgroup
+from fleetbed.emulator.limits.cgroup import read_entry, upwards
 from fleetbed.emulator.limits.knobs import cpu_cap, memory_cap
 from fleetbed.emulator.limits.plan import Cap, quota_for, with_headroom
 
@@ -20,11 +21,11 @@ class MemoryV1:
 
     def _limit(self, asked: int) -> Cap:
         file = self._folder / "memory.limit_in_bytes"
-        write(file, with_headroom(asked))
+        cgroup.write(file, with_headroom(asked))
         with_swap = self._folder / "memory.memsw.limit_in_bytes"
         note = ""
         if with_swap.exists():
-            write(with_swap, with_headroom(asked))
+            cgroup.write(with_swap, with_headroom(asked))
         else:
             note = "swap is not accounted by this kernel: a client may swap beyond its cap"
         outer = read_entry(self._folder / "memory.stat", "hierarchical_memory_limit")
@@ -42,7 +43,7 @@ class MemoryV1:
         return read_entry(self._folder / "memory.stat", "rss") or 0
 
     def reset_peak(self) -> bool:
-        write(self._folder / "memory.max_usage_in_bytes", 0)
+        cgroup.write(self._folder / "memory.max_usage_in_bytes", 0)
         return True
 
     def oom_kills(self) -> int:
@@ -61,8 +62,8 @@ class CpuV1:
         outer = min((c for g in upwards(self._folder.parent, mount) if (c := _cores(g)) is not None), default=None)
         allowed = asked if outer is None else min(asked, outer)
         quota = quota_for(allowed)
-        write(self._folder / "cpu.cfs_period_us", quota.period_us)
-        write(self._folder / "cpu.cfs_quota_us", quota.quota_us)
+        cgroup.write(self._folder / "cpu.cfs_period_us", quota.period_us)
+        cgroup.write(self._folder / "cpu.cfs_quota_us", quota.quota_us)
         note = f"an outer group allows only {outer:g} cores" if allowed < asked else ""
         return cpu_cap(BACKEND, asked, _cores(self._folder), note)
 

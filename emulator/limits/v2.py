@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from fleetbed.emulator.limits import cgroup
-from fleetbed.emulator.limits.cgroup import members, read_entry, read_words, upwards, write
+from fleetbed.emulator.limits.cgroup import members, read_entry, read_words, upwards
 from fleetbed.emulator.limits.knobs import cpu_cap, memory_cap
 from fleetbed.emulator.limits.plan import Cap, quota_for, with_headroom
 
@@ -27,11 +27,11 @@ class MemoryV2:
 
     def _limit(self, asked: int, mount: Path) -> Cap:
         file = self._folder / "memory.max"
-        write(file, with_headroom(asked))
+        cgroup.write(file, with_headroom(asked))
         swap = self._folder / "memory.swap.max"
         note = ""
         if swap.exists():
-            write(swap, 0)
+            cgroup.write(swap, 0)
         else:
             note = "swap is not accounted by this kernel: a client may swap beyond its cap"
         if (outer := _outer_bytes(self._folder, mount)) < asked:
@@ -79,7 +79,7 @@ class CpuV2:
     def _limit(self, asked: float) -> Cap:
         quota = quota_for(asked)
         file = self._folder / "cpu.max"
-        write(file, f"{quota.quota_us} {quota.period_us}")
+        cgroup.write(file, f"{quota.quota_us} {quota.period_us}")
         kept, period = map(_number, file.read_text().split())
         return cpu_cap(BACKEND, asked, None if isinf(kept) else kept / period)
 
@@ -109,12 +109,12 @@ def enable(base: Path, controllers: frozenset[str]) -> None:
         return
     order = " ".join(f"+{name}" for name in sorted(missing))
     try:
-        write(base / "cgroup.subtree_control", order)
+        cgroup.write(base / "cgroup.subtree_control", order)
     except OSError as error:
         if error.errno != errno.EBUSY:
             raise
         _evacuate(base)
-        write(base / "cgroup.subtree_control", order)
+        cgroup.write(base / "cgroup.subtree_control", order)
 
 
 def _evacuate(base: Path) -> None:
@@ -137,7 +137,7 @@ def release(base: Path, controllers: frozenset[str]) -> None:
     others = [path for path in base.glob("fleetbed-*") if path != leaf]
     if others or not leaf.exists():
         return
-    write(base / "cgroup.subtree_control", " ".join(f"-{name}" for name in sorted(controllers)))
+    cgroup.write(base / "cgroup.subtree_control", " ".join(f"-{name}" for name in sorted(controllers)))
     while moving := members(leaf):
         for pid in moving:
             _move(pid, base)
@@ -146,4 +146,4 @@ def release(base: Path, controllers: frozenset[str]) -> None:
 
 def _move(pid: int, group: Path) -> None:
     with suppress(ProcessLookupError):  # it ended meanwhile
-        write(group / "cgroup.procs", pid)
+        cgroup.write(group / "cgroup.procs", pid)

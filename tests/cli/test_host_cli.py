@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetbed.cli.main import main
+from fleetbed.emulator import board, calibration, verify
+from fleetbed.emulator.calibration import HostRate
+from fleetbed.emulator.verify import Finding
+
+QUIET = HostRate(180.0, 120.0, 2, 0.01, 0.02, other_cores=0.0)
+BUSY = HostRate(90.0, 60.0, 2, 0.5, 0.5, other_cores=1.3)
+
+
+def run(*args: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(args)
+    return int(caught.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("doctor") == 0
+    text = capsys.readouterr().out
+    assert "not calibrated yet: run fleetbed calibrate" in text
+    assert all(knob in text for knob in ("cpu", "memory", "gpu-compute", "gpu-memory", "link"))
+
+
+def test_doctor_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("doctor", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [knob["knob"] for knob in report["knobs"]] == ["cpu", "memory", "gpu-compute", "gpu-memory", "link"]
+    assert {knob["status"] for knob in report["knobs"]} <= {"enforced", "modelled", "unavailable"}
+
+
+def test_calibrate_keeps_what_it_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "measure_rate", lambda: QUIET)
+    assert run("calibrate", "--json") == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["calibration"]["rate"]["alone_gflops"] == 180.0
+    assert run("calibrate") == 0
+    out = capsys.readouterr()
+    assert first["id"] in out.out
+    assert "one core alone 180.0 GFLOPS (spread 1.0%)" in out.out
+    assert out.err == ""
+
+
+def test_calibrate_warns_on_a_busy_host(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "measure_rate", lambda: BUSY)
+    assert run("calibrate") == 0
+    assert "others kept 1.3 cores busy" in capsys.readouterr().err
+
+
+@pytest.fixture
+def findings(monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
+    """What the hogs will be said to have found; nothing is run."""
+    found: list[Finding] = []
+    monkeypatch.setattr(calibration, "measure_rate", lambda: QUIET)
+    monkeypatch.setattr(verify, "_findings", lambda _order: iter(found))
+    return found
+
+
+def test_verify_says_what_was_asked_and_got(capsys: pytest.CaptureFixture[str], findings: list[Finding]) -> None:
+    findings.append(Finding("rate alone", "raspberry-pi-5-8gb", 2.0, 2.002, "pacing"))
+    assert run("verify", "--devices", "raspberry-pi-5-8gb", "--json") == 0
+    (proof,) = json.loads(capsys.readouterr().out)["proofs"]
+    assert (proof["asked"], proof["unit"], proof["ok"]) == (70.3, "GFLOPS", True)
+    assert proof["error"] == pytest.approx(-0.001, abs=1e-4)
+
+
+def test_verify_fails_beyond_the_bar(capsys: pytest.CaptureFixture[str], findings: list[Finding]) -> None:
+    findings.append(Finding("rate alone", "raspberry-pi-5-8gb", 2.0, 2.2, "pacing", other_cores=0.9))
+    assert run("verify", "--devices", "raspberry-pi-5-8gb") == 1
+    out = capsys.readouterr()
+    assert "-9.09%" in out.out
+    assert "others kept up to 0.9 cores busy" in out.err
+
+
+def test_verify_refuses_an_unknown_device(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("verify", "--devices", "raspberry-pi-6") == 2
+    assert "raspberry-pi-5-8gb" in capsys.readouterr().err
+
+
+@pytest.fixture
+def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples: dict[str, Any] = {"matmul": [10.0, 11.0, 12.0], "copy": [2.0, 2.5, 3.0]}
+    monkeypatch.setattr(board, "run_kernel", lambda name, **_: samples[name])
+    monkeypatch.setattr(board, "_runtime_bytes", lambda: 150 * 2**20)
+
+
+@pytest.mark.usefixtures("_measured")
+def test_measure_writes_a_profile_that_can_be_used(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run("profiles", "measure", "--name", "My Board 2", "--link", "wifi5") == 0
+    assert "my-board-2.yaml: 11 GFLOPS" in capsys.readouterr().out
+    assert run("profiles", "check", "./my-board-2.yaml", "--kind", "device") == 0
+
+
+@pytest.mark.usefixtures("_measured")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--out", "there.yaml"], "there.yaml: this file exists already"),
+        (["--out", "nowhere/b.yaml"], "there is no folder nowhere"),
+        (["--link", "wifi9"], "wifi9"),
+    ],
+)
+def test_measure_refuses_before_it_measures(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, options: list[str], sentence: str
+) -> None:
+    (tmp_path / "there.yaml").write_text("title: mine\n")
+    assert run("profiles", "measure", "--name", "b", *options) == 2
+    assert sentence in capsys.readouterr().err
+    assert (tmp_path / "there.yaml").read_text() == "title: mine\n"
+    assert not (tmp_path / "b.yaml").exists()
