@@ -66,6 +66,15 @@ def test_narrow_refuses_unknown_variants_and_those_that_do_not_nest() -> None:
         family("fedin-v1").narrow(("C", "D"))
 
 
+@pytest.mark.parametrize(
+    ("name", "small", "large"),
+    [("vit-layer", "vit8", "vit12"), ("resnet-width", "resnet26-half", "resnet26-full"), ("fedin-v1", "C", "A")],
+)
+def test_a_smaller_variant_is_part_of_a_larger_one_and_not_the_other_way(name: str, small: str, large: str) -> None:
+    assert family(name).part_of(small, large)
+    assert not family(name).part_of(large, small)
+
+
 def test_narrow_keeps_the_order_and_the_family_as_it_was() -> None:
     whole = family("fedhe-cnn")
     assert whole.narrow(("model4", "model9")).variants == ("model9", "model4")
@@ -94,8 +103,6 @@ SMALLEST: list[tuple[str, dict[str, Any], int]] = [
 
 @pytest.mark.parametrize(("name", "options", "smallest"), SMALLEST)
 def test_the_smallest_image_is_said_and_works(name: str, options: dict[str, Any], smallest: int) -> None:
-    import torch
-
     chosen = family(name, options)
     short = InputSpec((1, smallest, smallest - 1), 10)
     with pytest.raises(BadInput, match=f"at least {smallest}x{smallest}, found {smallest}x{smallest - 1}"):
@@ -110,8 +117,6 @@ def test_the_smallest_image_is_said_and_works(name: str, options: dict[str, Any]
     [("fedhenn-cnn", "conv1-fc1", 6), ("fedhenn-cnn", "conv2-fc2", 16), ("fedhe-cnn", "model0", 3)],
 )
 def test_a_narrowed_family_takes_what_its_own_variants_take(name: str, variant: str, smallest: int) -> None:
-    import torch
-
     chosen = family(name).narrow((variant,))
     assert chosen.smallest_image == smallest
     net = chosen.outline(variant, InputSpec((1, smallest, smallest), 2))

@@ -23,6 +23,17 @@ def test_same_padding_of_average_pooling_is_kerass() -> None:
     assert pooled.tolist() == [[[[2.5, 3.0], [3.5, 4.0]]]]
 
 
+def test_fedin_v1_halves_the_map_in_its_last_two_stages() -> None:
+    net = family("fedin-v1").outline("C", InputSpec((3, 32, 32), 10))
+    maps = net.stages(torch.empty(2, 3, 32, 32, device="meta"))
+    assert [tuple(each.shape[1:]) for each in maps.values()] == [
+        (64, 32, 32),
+        (256, 32, 32),
+        (512, 16, 16),
+        (1024, 8, 8),
+    ]
+
+
 @pytest.mark.parametrize(("tensor", "inputs"), [("conv2.0.weight", 128 * 2 * 2), ("fc.weight", 192 * 3 * 3)])
 def test_fedhe_weights_are_lecun_normal(tensor: str, inputs: int) -> None:
     torch.manual_seed(0)
