@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from fleetbed.models.base import InputSpec
 from fleetbed.models.families import family
