@@ -180,15 +180,13 @@ def fill(subjects: tuple[Subject, ...], dilation: float, room: float) -> list[li
     by_share = sorted(subjects, key=lambda subject: subject.slowdown)
     waiting, batches = by_share.copy(), []
     while waiting:
-        batch: list[Subject] = []
-        left = room
-        for candidate in [*waiting, *by_share]:
-            needed = share(candidate.slowdown, dilation)
-            if needed <= left + 1e-9 or not batch:
-                batch.append(candidate)
-                left -= needed
-                if candidate in waiting:
-                    waiting.remove(candidate)
+        batch = [waiting.pop(0)]
+        left = room - share(batch[0].slowdown, dilation)
+        while fitting := [s for s in [*waiting, *by_share] if share(s.slowdown, dilation) <= left + 1e-9]:
+            batch.append(fitting[0])
+            left -= share(fitting[0].slowdown, dilation)
+            if fitting[0] in waiting:
+                waiting.remove(fitting[0])
         batches.append(batch)
     return batches
 

@@ -55,7 +55,7 @@ def test_every_device_is_tried_and_every_batch_is_full() -> None:
     batches = fill(subjects, 1.0, 1.0)  # shares 0.5, 0.4, 0.2, 0.05
     assert [[subject.name for subject in batch] for batch in batches] == [
         ["a", "b", "d", "d"],  # 0.5 + 0.4 + 0.05, and filled up by 0.05
-        ["c", "a", "c", "d"],  # 0.2 was left; 0.5, 0.2 and 0.05 fill up
+        ["c", "a", "c", "d", "d"],  # 0.2 was left; 0.5, 0.2 and twice 0.05 fill up
     ]
 
 
