@@ -113,7 +113,9 @@ class Family(ABC):
     def empty(self, variant: str, spec: InputSpec) -> Net:
         """A model whose tensors hold arbitrary values, for weights that are loaded into it: initialising what
         they replace would take longer than all the rest."""
-        net = self.outline(variant, spec).to_empty(device="cpu")
+        net = self.outline(variant, spec)
+        # what `to_empty` does, which would import sympy on the way: a third of a second in every client
+        net._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))  # type: ignore[no-untyped-call]
         net.fill_constants()
         return net
 

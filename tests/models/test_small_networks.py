@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -54,6 +57,20 @@ def test_the_embedding_is_frozen_the_same_for_all_and_stays_at_home() -> None:
     assert "embedding" not in one.state_dict()
     assert "embedding" not in dict(one.named_parameters())
     assert dict(one.named_buffers())["embedding"].shape == (30, 300)
+
+
+def test_an_empty_model_imports_nothing() -> None:
+    """A client makes its model after the fork: what is imported there is paid for by each of them."""
+    script = (
+        "import sys, torch.utils._device\n"
+        "from fleetbed.models.base import InputSpec\n"
+        "from fleetbed.models.families import family\n"
+        "chosen, before = family('lstm'), set(sys.modules)\n"
+        "chosen.empty('lstm2', InputSpec((6,), 2, vocabulary=30))\n"
+        "print(sorted(set(sys.modules) - before))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_the_features_are_the_last_hidden_state() -> None:
