@@ -91,7 +91,7 @@ class Engine:
         self._method = method
         self._planner = planner
         self._dilation = dilation  # None: full speed, durations are the plan's
-        self._executor = executor
+        self.executor = executor
         self._evaluations = evaluations
         self._records = records
         self._checkpoint = checkpoint
@@ -179,7 +179,7 @@ class Engine:
         paced = self._dilation is not None
         dilation = self._dilation or 0.0
         expected_s = task.plan_s * dilation if paced else task.flops / 1e9
-        self._executor.submit(
+        self.executor.submit(
             Order(
                 header=Train(
                     task=task.number,
@@ -214,7 +214,7 @@ class Engine:
         )
 
     def _computed(self, task: Task) -> None:
-        outcome = self._outcomes.get(task.number) or self._executor.wait(task.number)
+        outcome = self._outcomes.get(task.number) or self.executor.wait(task.number)
         task.host_start_s = self._since_start(outcome.host_start_s)
         task.host_end_s = self._since_start(outcome.host_end_s)
         now_s = self.progress.timeline.now_s
@@ -262,7 +262,7 @@ class Engine:
 
     def _give_up(self, task: Task, why: str) -> None:
         """Nobody waits for this task any more."""
-        self._executor.cancel(task.number)
+        self.executor.cancel(task.number)
         self.progress.timeline.forget(task.number)
         if task.outcome == "":
             task.outcome, task.detail = "late", why

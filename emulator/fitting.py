@@ -24,9 +24,7 @@ def fit(layout: Layout, seconds: Seconds) -> dict[int, Choice]:
     """The choice for every client of the fleet, the unfit ones too. Refused if nobody fits, or all must and do not."""
     config = layout.config
     experiment = config.experiment
-    # a stand-in of every variant, so that the method can say what each would do
-    stand_ins = [Client(number, variant, 1) for number, variant in enumerate(layout.family.variants)]
-    method = layout.method(stand_ins)
+    method = layout.method(layout.stand_ins())
     state = method.setup()
     found: dict[tuple[Any, ...], Choice] = {}
     choices: dict[int, Choice] = {}
@@ -62,6 +60,7 @@ def _choose(layout: Layout, spec: ClientSpec, work: Callable[[str], Work], secon
         return Choice(variant=fixed, cost=predicted, reason="the experiment gives every client this variant")
     return choose(
         device=spec.device,
+        link=spec.link,
         family=family,
         spec=layout.dataset.spec,
         work=work,
@@ -88,7 +87,7 @@ def client_rows(
                 "link": spec.link_name,
                 "variant": choice.variant,
                 "reason": choice.reason,
-                "memory_predicted_bytes": choice.cost.memory_bytes if choice.cost else None,
+                "memory_predicted_bytes": choice.cost.memory_bytes,
                 "memory_cap_bytes": int(device.cap_mib * MIB),
                 "rate_gflops": device.rate_gflops,
                 "slowdown": slowdown(device),

@@ -48,7 +48,11 @@ class Fleet:
         self.executor = self._broker = Broker(
             launcher, capacity=capacity, one_task=self._mode == "on-demand", on_tick=on_tick
         )
-        self._broker.configure(str(folder / "setup.json"))
+        try:
+            self._broker.configure(str(folder / "setup.json"))
+        except BaseException:
+            self.close()
+            raise
         for number in range(math.ceil(capacity)):
             name = f"{SERVICE}-{number}"
             self._broker.enlist(name, f"fleetbed: {name}", LimitPlan(name))

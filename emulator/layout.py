@@ -29,6 +29,10 @@ class Layout:
     split: Split
     family: Family
 
+    def stand_ins(self) -> list[Client]:
+        """A client of every variant, so that the method can say what each would do before one is chosen."""
+        return [Client(number, variant, 1) for number, variant in enumerate(self.family.variants)]
+
     def method(self, clients: Sequence[Client]) -> Algorithm:
         """The method for these clients, refused by name where it does not go with the experiment."""
         method = load_method(self.config.algorithm, make_context(self.config, self.dataset, self.split, clients))
@@ -47,7 +51,7 @@ def lay_out(config: RunConfig, search: Sequence[Path]) -> Layout:
     dataset = open_dataset(folder)
     model.check_input(dataset.spec)
     split = partition(dataset.y_train, dataset.y_test, dataset.spec.classes, experiment.data, len(specs), config.seed)
-    return Layout(
+    layout = Layout(
         config=config,
         specs=specs,
         server=load_device(experiment.server.device, search, "server.device"),
@@ -57,6 +61,8 @@ def lay_out(config: RunConfig, search: Sequence[Path]) -> Layout:
         split=split,
         family=model,
     )
+    layout.method(layout.stand_ins())  # refuses what does not go together
+    return layout
 
 
 def check_method(config: RunConfig, method: Algorithm) -> None:

@@ -44,12 +44,6 @@ DEGRADED_OVERRUN = 1.05
 VERSIONS = ("fleetbed", "torch", "torchvision", "numpy", "pyzmq")
 
 
-def check(config: RunConfig, search: Sequence[Path]) -> None:
-    """Raise what is wrong with a configuration, without leaving a trace."""
-    layout = lay_out(config, search)
-    layout.method([Client(number, variant, 1) for number, variant in enumerate(layout.family.variants)])
-
-
 def is_done(folder: Path) -> bool:
     with _records(folder) as records:
         return bool(records.meta("status") == "done")

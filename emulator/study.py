@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from fleetbed.emulator import run
+from fleetbed.emulator.layout import lay_out
 from fleetbed.emulator.storage import write_atomically
 from fleetbed.emulator.watch import Watch
 from fleetbed.profiles.errors import BadInput
@@ -34,7 +35,7 @@ def start_study(
     study = Study(experiment, tuple(str(path.absolute()) for path in search), command)
     configs = runs(experiment)
     for config in configs:
-        run.check(config, search)  # a study is refused as a whole, before its first run
+        lay_out(config, search)  # a study is refused as a whole, before its first run
     text = msgspec.json.encode(study)
     try:
         write_atomically(folder / STUDY, lambda part: part.write_bytes(text))

@@ -49,10 +49,15 @@ class Workplace:
 
     def warm_up(self) -> None:
         """Touch what all workers share: the data's pages and the libraries' code, by one step of the smallest model."""
-        self.dataset.touch()
-        order = Measure(task=0, variant=self.context.variants[0], kind="train", part="all", samples=2, optimise=True)
         torch.set_num_threads(1)
-        self._pass(order, self.context.family.build(order.variant, self.context.spec).train())()
+        self.dataset.touch()
+        self.rehearse(self.context.variants[0])
+
+    def rehearse(self, variant: str) -> None:
+        """One step that leads nowhere."""
+        samples = self.context.training.batch
+        order = Measure(task=0, variant=variant, kind="train", part="all", samples=samples, optimise=True)
+        self._pass(order, self.context.family.build(variant, self.context.spec).train())()
 
     def kept(self, name: str | None) -> Bundle | None:
         return None if name is None else load_bundle(self.folder / name)

@@ -1,0 +1,30 @@
+"""Small real runs: eight clients of four kinds, each its own process, on a part of the shipped data."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from fleetbed.profiles.experiment import RunConfig, runs
+from fleetbed.profiles.resolve import load_experiment
+
+TINY = (
+    "algorithms=[{name: heteroavg}]",
+    "data.train_limit=400",
+    "data.test_limit=100",
+    "model.options={base_width: 4}",
+    "training.max_steps=2",
+    "timing.source=modelled",
+    "budgets.round_s=null",
+    "rounds=2",
+)
+
+
+def tiny(*sets: str) -> RunConfig:
+    return runs(load_experiment("demo", (), (*TINY, *sets)))[0]
+
+
+def query(folder: Path, sql: str) -> list[tuple[Any, ...]]:
+    with sqlite3.connect(folder / "run.sqlite") as db:
+        return db.execute(sql).fetchall()
