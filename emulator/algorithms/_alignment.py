@@ -162,7 +162,7 @@ def gram_flops(context: Context, variant: str, params: Alignment) -> float:
 
     forward = Work(batch=FORWARD_BATCH, once=(rad_pass(params),))
     passes = cost(context.family, variant, context.spec, forward, context.training.optimizer)
-    _, features = cut_shapes(context, variant)
+    _, features = cut_shapes(context.family, variant, context.spec)
     return passes.flops + 2.0 * prod(features) * params.rad**2
 
 

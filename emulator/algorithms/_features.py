@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
 from fleetbed.emulator.algorithm import Context
-from fleetbed.models.base import Tensors
+from fleetbed.models.base import Family, InputSpec, Tensors
 from fleetbed.profiles.errors import BadInput
 
 
-def cut_shapes(context: Context, variant: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+@lru_cache(maxsize=256)
+def cut_shapes(family: Family, variant: str, spec: InputSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shapes of s_in and s_out of one sample."""
-    net = context.family.outline(variant, context.spec).eval()
-    kind = torch.long if context.spec.vocabulary else torch.float
+    net = family.outline(variant, spec).eval()
+    kind = torch.long if spec.vocabulary else torch.float
     with torch.no_grad():
-        s_in = net.extract(torch.zeros(1, *context.spec.shape, dtype=kind, device="meta"))
+        s_in = net.extract(torch.zeros(1, *spec.shape, dtype=kind, device="meta"))
         return tuple(s_in.shape[1:]), tuple(net.intermediate(s_in).shape[1:])
 
 
 def check_cuts(context: Context) -> None:
     """Features can be exchanged only where they have the same shape in all variants."""
-    shapes = {variant: cut_shapes(context, variant) for variant in context.variants}
+    shapes = {variant: cut_shapes(context.family, variant, context.spec) for variant in context.variants}
     first = context.variants[0]
     for variant, (s_in, s_out) in shapes.items():
         if (s_in, s_out) != shapes[first]:

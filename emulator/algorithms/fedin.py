@@ -96,7 +96,7 @@ class Method(Proximal):
     def _with_pairs(self, plain: Work, variant: str, received: bool) -> Work:
         if self.params.without_in:
             return plain
-        s_in, s_out = cut_shapes(self.context, variant)
+        s_in, s_out = cut_shapes(self.context.family, variant, self.context.spec)
         return replace(
             plain,
             each_step=(Pass("train", "intermediate", self.pairs),) if received else (),
