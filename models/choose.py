@@ -67,7 +67,8 @@ def choose(
             reason = above.sentence if above else f"{variant} is the largest variant"
             return Choice(variant=variant, cost=found, reason=reason, stopped_by=above)
         above = broken
-    assert found is not None and above is not None  # a family has variants
+    assert found is not None  # a family has variants
+    assert above is not None
     return Choice(variant=None, cost=found, reason=f"no variant fits: {above.sentence}", stopped_by=above)
 
 
