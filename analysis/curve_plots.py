@@ -134,34 +134,37 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, flo
 def groups_figure(series: Sequence[Series]) -> Figure:
     """Final accuracy of each variant's models, a bar per method: who gains, the small or the large ones."""
     by_variant = {one.label: _final_by_variant(one) for one in series}
-    variants = list(dict.fromkeys(v for found in by_variant.values() for v in found))
-    if not variants:
+    if not any(by_variant.values()):
         raise BadInput("plot groups: there is nothing to draw, the runs have no evaluation yet.")
-    look = looks(series)
-    width = 0.8 / len(series)
     with mpl.rc_context(RC):
-        figure, axes = new_figure(max(4.2, 1.1 * len(variants) + 1.6), 3.2)
-        for number, one in enumerate(series):
-            found = by_variant[one.label]
-            shown = [(place, found[v]) for place, v in enumerate(variants) if v in found]
-            axes.bar(
-                [place + (number - (len(series) - 1) / 2) * width for place, _ in shown],
-                [mean(values) for _, values in shown],
-                width * 0.92,
-                yerr=[float(np.std(values, ddof=1)) if len(values) > 1 else 0.0 for _, values in shown],
-                error_kw={"elinewidth": 0.8, "capsize": 2, "ecolor": "#333333"},
-                color=look[one.method].colour,
-                hatch=None if one.policy == "sync" else "///",
-                edgecolor="white",
-                linewidth=0.4,
-                label=one.label,
-            )
-        axes.set_xticks(range(len(variants)), variants)
+        figure, axes = new_figure(5.6, 3.2)
+        grouped_bars(axes, series, by_variant)
         axes.set_xlabel("Variant")
-        axes.grid(axis="x", visible=False)
         accuracy_axes(axes)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
+
+
+def grouped_bars(axes: Axes, series: Sequence[Series], values: dict[str, dict[str, list[float]]]) -> None:
+    """A group of bars per key of `values[label]`, a bar per series: the mean, with its standard deviation."""
+    groups = list(dict.fromkeys(group for found in values.values() for group in found))
+    look, width = looks(series), 0.8 / len(series)
+    for number, one in enumerate(series):
+        shown = [(place, values[one.label][g]) for place, g in enumerate(groups) if g in values[one.label]]
+        axes.bar(
+            [place + (number - (len(series) - 1) / 2) * width for place, _ in shown],
+            [mean(found) for _, found in shown],
+            width * 0.92,
+            yerr=[float(np.std(found, ddof=1)) if len(found) > 1 else 0.0 for _, found in shown],
+            error_kw={"elinewidth": 0.8, "ecolor": "#333333"},
+            color=look[one.method].colour,
+            hatch=None if one.policy == "sync" else "///",
+            edgecolor="white",
+            linewidth=0.4,
+            label=one.label,
+        )
+    axes.set_xticks(range(len(groups)), groups)
+    axes.grid(axis="x", visible=False)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _final_by_variant(one: Series) -> dict[str, list[float]]:

@@ -35,7 +35,8 @@ app.command("schema", rich_help_panel=DESCRIBE)(profiles.schema)
 profiles.app.command("measure")(host.measure)
 for command in (host.doctor, host.calibrate, host.verify):
     app.command(rich_help_panel=HOST)(command)
-app.command(rich_help_panel=RESULTS)(report.report)
+for command in (report.report, report.plot, report.compare):
+    app.command(rich_help_panel=RESULTS)(command)
 
 
 def _version(wanted: bool) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from fleetbed.analysis.plot import KINDS
 from fleetbed.cli.common import AsJson, print_json, print_table
 
 RunFolders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs or of studies.")]
@@ -62,3 +64,48 @@ def _print_client(runs: list[dict[str, Any]]) -> None:
         [name, *(value for row, medians in rows for value in (row[name], medians.get(name)))] for name in rows[0][0]
     ]
     print_table(f"client {rows[0][0]['client']}", columns, fields)
+
+
+def plot(
+    kind: Annotated[
+        str, typer.Argument(help="What to draw: " + "; ".join(f"{k}, {v}" for k, v in KINDS.items()) + ".")
+    ],
+    folders: RunFolders,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the figures go.")] = Path("figures"),
+    target: Targets = None,
+) -> None:
+    """Draw a figure for a paper, as PNG and PDF."""
+    from fleetbed.analysis.plot import plot as draw
+    from fleetbed.analysis.runs import open_runs
+
+    for path in draw(kind, open_runs(folders), out, target or []):
+        print(path)
+
+
+class Format(str, Enum):
+    markdown = "markdown"
+    latex = "latex"
+    csv = "csv"
+
+
+def compare(
+    folders: RunFolders,
+    base: Base = None,
+    target: Targets = None,
+    form: Annotated[Format, typer.Option("--format", help="How to write the table.")] = Format.markdown,
+    as_json: AsJson = False,
+) -> None:
+    """Set methods side by side: accuracy, what it took to get there, and differences paired by seed."""
+    from fleetbed.analysis import compare as comparing
+    from fleetbed.analysis.runs import open_runs
+    from fleetbed.analysis.tables import csv_text
+
+    found = comparing.compare(open_runs(folders), base, target or [])
+    rows = comparing.records(found)
+    if as_json:
+        print_json({"targets": found.targets, "methods": rows, "notes": found.notes})
+    elif form is Format.csv:
+        print(csv_text(list(rows[0]), [list(row.values()) for row in rows]), end="")
+    else:
+        table = comparing.table(found)
+        print(table.latex() if form is Format.latex else table.markdown(), end="")

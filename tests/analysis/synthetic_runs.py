@@ -30,6 +30,7 @@ from fleetbed.profiles.experiment import (
 )
 
 CLASSES = 10
+NARROW = {"base_width": 8, "stem": "3x3"}
 
 
 @dataclass(frozen=True)
@@ -53,18 +54,18 @@ class Variant:
 
 
 KINDS = (
-    Kind("pi-zero-2w", "Raspberry Pi Zero 2 W", "wifi-4", 4.0, 200, "r10", 8, 2.9),
-    Kind("pi-3b", "Raspberry Pi 3 Model B", "wifi-4", 5.3, 520, "r14", 16, 5.1),
-    Kind("phone-2018", "Phone of 2018, mid range", "lte", 11.0, 800, "r18", 10, None),
-    Kind("pi-4b", "Raspberry Pi 4 Model B", "wifi-5", 13.5, 1400, "r22", 40, 6.4),
-    Kind("jetson-nano", "Jetson Nano 4 GB", "ethernet-1g", 120.0, 2300, "r26", 400, 9.5),
+    Kind("pi-zero-2w", "Raspberry Pi Zero 2 W", "wifi-4", 4.0, 200, "resnet10", 8, 2.9),
+    Kind("pi-3b", "Raspberry Pi 3 Model B", "wifi-4", 5.3, 520, "resnet14", 16, 5.1),
+    Kind("phone-2018", "Phone of 2018, mid range", "lte", 11.0, 800, "resnet18", 10, None),
+    Kind("pi-4b", "Raspberry Pi 4 Model B", "wifi-5", 13.5, 1400, "resnet22", 40, 6.4),
+    Kind("jetson-nano", "Jetson Nano 4 GB", "ethernet-1g", 120.0, 2300, "resnet26", 400, 9.5),
 )
 VARIANTS = {
-    "r10": Variant(1.74, 19.6, 130, 0.00),
-    "r14": Variant(2.65, 43.2, 255, 0.02),
-    "r18": Variant(3.55, 44.7, 300, 0.03),
-    "r22": Variant(4.46, 68.3, 420, 0.045),
-    "r26": Variant(5.37, 69.8, 470, 0.05),
+    "resnet10": Variant(1.74, 19.6, 130, 0.00),
+    "resnet14": Variant(2.65, 43.2, 255, 0.02),
+    "resnet18": Variant(3.55, 44.7, 300, 0.03),
+    "resnet22": Variant(4.46, 68.3, 420, 0.045),
+    "resnet26": Variant(5.37, 69.8, 470, 0.05),
 }
 #: final accuracy, rounds to get most of the way, share of the weights that travels
 METHODS = {
@@ -114,7 +115,7 @@ def write_run(
             title=title,
             fleet="synthetic",
             data=Data(name=data),
-            model=Model(family="resnet-stage"),
+            model=Model(family="resnet-stage", options=NARROW),
             algorithms=tuple(AlgorithmChoice(name=m) for m in methods or (method,)),
             seeds=tuple(seeds or (seed,)),
             policies=(policy,),
@@ -227,7 +228,7 @@ class _Writer:
 
     def reason(self, kind: Kind, fits: bool) -> str:
         if not fits:
-            return f"r10 needs {VARIANTS['r10'].memory_mib} MiB and 64 MiB are free"
+            return f"resnet10 needs {VARIANTS['resnet10'].memory_mib} MiB and 64 MiB are free"
         names = [*VARIANTS, None]
         larger = names[names.index(kind.variant) + 1]
         return f"{larger} needs more than the {kind.cap_mib} MiB that are free" if larger else "it is the largest"
@@ -410,7 +411,7 @@ def make_task(task: int, client: int, round_: int, times: Sequence[float | None]
     dispatched, downloaded, begun, ended, uploaded = times
     assert dispatched is not None
     row: dict[str, Any] = dict.fromkeys(Task.__struct_fields__)
-    row.update(task=task, client=client, round=round_, stage="train", variant="r10", outcome="ok", detail="")
+    row.update(task=task, client=client, round=round_, stage="train", variant="resnet10", outcome="ok", detail="")
     row.update(dispatched_s=dispatched, downloaded_s=downloaded, compute_start_s=begun, compute_end_s=ended)
     row.update(uploaded_s=uploaded, base_version=round_ - 1, merged_version=round_, staleness=0)
     row.update(host_queued_s=0.0, plan_s=1.0, cap_bytes=100, flops=1e9, bytes_down=10, bytes_up=10)
@@ -419,5 +420,26 @@ def make_task(task: int, client: int, round_: int, times: Sequence[float | None]
 
 def make_evaluation(version: int, device_s: float, accuracy: float, **changes: Any) -> EvaluationRow:
     row: dict[str, Any] = {"version": version, "round": version, "device_s": device_s, "accuracy": accuracy}
-    plain = {"target": "r10", "variant": "r10", "client": None, "local": 0, "samples": 100, "loss": 1.0}
+    plain = {"target": "resnet10", "variant": "resnet10", "client": None, "local": 0, "samples": 100, "loss": 1.0}
     return EvaluationRow(**{**plain, **row, **changes})
+
+
+def write_models(folder: Path, variants: Sequence[str], seed: int = 1, moved: float = 0.01) -> None:
+    """Final models as a run leaves them: the seeded first ones, each weight moved at random by about `moved`."""
+    import torch
+    from safetensors.torch import save_file
+
+    from fleetbed.models.base import InputSpec, gather
+    from fleetbed.models.families import family
+
+    torch.manual_seed(seed)
+    spec, models = InputSpec((1, 28, 28), CLASSES), family("resnet-stage", NARROW)
+    whole = dict(models.build("resnet26", spec).state_dict())
+    (folder / "models").mkdir()
+    for variant in variants:
+        tensors = {
+            name: t + moved * torch.randn(t.shape) if name.endswith("weight") else t.clone()
+            for name, t in gather(whole, models.index(variant, spec)).items()
+        }
+        about = {"values": json.dumps({"variant": variant, "client": None})}
+        save_file(tensors, folder / "models" / f"{variant}.safetensors", metadata=about)

@@ -29,9 +29,9 @@ def run(tmp_path: Path) -> Run:
     evaluations = (
         make_evaluation(0, 0.0, 0.10),
         make_evaluation(1, 8.0, 0.30),
-        make_evaluation(1, 8.0, 0.50, target="r14"),
+        make_evaluation(1, 8.0, 0.50, target="resnet14"),
         make_evaluation(2, 14.0, 0.50),
-        make_evaluation(2, 14.0, 0.60, target="r14"),
+        make_evaluation(2, 14.0, 0.60, target="resnet14"),
     )
     return replace(empty, tasks=tasks, evaluations=evaluations)
 
