@@ -85,8 +85,7 @@ class Family(ABC):
     """A handful of variants of one model, from the smallest to the largest."""
 
     name: ClassVar[str]
-    # : whether variants share tensors by name with the largest one, so that weights can be averaged across
-    # them
+    #: whether variants share tensors by name with the largest one, so that weights can be averaged across them
     shared: ClassVar[bool]
     reads: ClassVar[Literal["images", "text"]] = "images"
     options_type: ClassVar[type[Options]] = Options
@@ -204,9 +203,8 @@ def scatter_add(into: Tensors, part: Mapping[str, Tensor], index: Mapping[str, I
         if leading == 0:
             full += piece
             continue
-        # Trailing whole dimensions (a convolution's kernel) are left out of the grid, or it would be larger
-        # than the tensor. No row is named twice: reading, adding and writing back is the same as
-        # accumulating.
+        # Trailing whole dimensions (a convolution's kernel) are left out of the grid, or it would be larger than
+        # the tensor. No row is named twice: reading, adding and writing back is the same as accumulating.
         rows = (torch.arange(full.shape[d]) if (r := parts[d]) is None else r for d in range(leading))
         grid = torch.meshgrid(*rows, indexing="ij")
         full.index_put_(grid, full[grid] + piece)

@@ -30,8 +30,7 @@ def names() -> tuple[str, ...]:
 
 
 def family(name: str, options: Mapping[str, Any] | None = None) -> Family:
-    """The family `name` with all of its variants (`Family.narrow` keeps some); options left out are
-    defaults."""
+    """The family `name` with all of its variants (`Family.narrow` keeps some) and these options."""
     if name not in _FAMILIES:
         raise nearest(name, _FAMILIES, "model family", "model.family")
     module, kind = _FAMILIES[name]

@@ -1,7 +1,6 @@
 """The five networks of FedHeNN (Makhija et al., 2022): one to three convolutions, one to three dense layers.
 
-The features are what the last dense layer reads. The released code drops out the logits; these networks do
-not.
+The features are what the last dense layer reads. Unlike the released code, these networks do not drop out logits.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from fleetbed.profiles.types import Count
 
 class FedHeNNOptions(Options, frozen=True, kw_only=True):
     """The filters of the convolutions and the widths of the hidden dense layers; smaller networks use the
-    first of them. The paper's network for CIFAR-100 is `conv2-fc3` with filters 64, 128 and hidden layers
-    256, 128."""
+    first of them. The network for CIFAR-100 is `conv2-fc3` with filters 64, 128 and hidden layers 256, 128."""
 
     filters: Annotated[tuple[Count, ...], Meta(min_length=3, max_length=3)] = (64, 64, 64)
     hidden: Annotated[tuple[Count, ...], Meta(min_length=2, max_length=2)] = (120, 64)

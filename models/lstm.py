@@ -1,5 +1,4 @@
-"""The text networks of FedHeNN (Makhija et al., 2022): a frozen embedding, an LSTM of one or two layers, two
-dense.
+"""The text networks of FedHeNN (Makhija et al., 2022): frozen embedding, LSTM of one or two layers, two dense.
 
 The paper's embedding is GloVe, which cannot be shipped: here it is random, the same for everyone, and frozen,
 so it is neither trained nor sent, and counts as no parameter (221,472 and 353,568 at 2 classes, as in the

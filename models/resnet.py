@@ -91,10 +91,11 @@ class ResNet(Net):
         return logits
 
     def stages(self, x: Tensor) -> dict[str, Tensor]:
-        maps = {"stem": self.extract(x)}
+        x = self.extract(x)
+        reached = {"stem": x}
         for name in ("layer1", "layer2", "layer3", "layer4"):
-            maps[name] = self.get_submodule(name)(list(maps.values())[-1])
-        return maps
+            x = reached[name] = self.get_submodule(name)(x)
+        return reached
 
 
 def _stage(blocks: int, inputs: int, width: int, stride: int) -> nn.Sequential:
@@ -137,7 +138,7 @@ class ResNetFamily(Family):
         return {name: _rows(name, windows)[: t.ndim] + (None,) * (t.ndim - 2) for name, t in tensors.items()}
 
     def cross_layers(self, names: Iterable[str]) -> dict[str, str]:
-        known = set(names)
+        known = dict.fromkeys(names)  # unlike a set it keeps their order
         found = {}
         for name in known:
             match = re.fullmatch(r"(layer\d)\.([1-9]\d*)\.conv[12]\.weight", name)

@@ -140,7 +140,7 @@ class VitFamily(Family):
         return net
 
     def cross_layers(self, names: Iterable[str]) -> dict[str, str]:
-        known = set(names)
+        known = dict.fromkeys(names)  # unlike a set it keeps their order
         pairs = {name: name.replace("norm2", "norm1") for name in known}
         return {
             name: base
