@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from fleetbed.emulator import host
 from fleetbed.emulator.data.folders import cache_folder
-from fleetbed.profiles.errors import BadInput, FleetbedError
+from fleetbed.profiles.errors import BadInput, FleetbedError, HostCannot
 
 MEASURE_S = 3.0
 RETRIES = 2
@@ -106,8 +106,15 @@ class Store:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.with_suffix(".lock").open("w") as lock:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = self.path.with_suffix(".lock").open("w")
+        except OSError as error:
+            raise HostCannot(
+                f"{self.path}: the calibration cannot be kept here ({error.strerror}); "
+                "set XDG_CACHE_HOME to a folder that you can write"
+            ) from error
+        with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

@@ -8,7 +8,7 @@ import pytest
 
 from fleetbed.emulator import calibration, host
 from fleetbed.emulator.calibration import Calibration, HostRate, Store, load_or_measure, run_kernel, spread
-from fleetbed.profiles.errors import BadInput, FleetbedError
+from fleetbed.profiles.errors import BadInput, FleetbedError, HostCannot
 
 RATE = HostRate(180.0, 120.0, 2, 0.01, 0.02, other_cores=0.0)
 
@@ -58,6 +58,12 @@ def test_a_broken_file_is_named(store: Store, content: bytes) -> None:
     store.path.write_bytes(content)
     with pytest.raises(BadInput, match=r"calibration\.json: not a calibration file .* fleetbed calibrate"):
         store.load()
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HostCannot, match=r"cannot be kept here \(Not a directory\); set XDG_CACHE_HOME"):
+        Store(tmp_path / "file/calibration.json").save(made())
 
 
 def test_a_busy_host_is_measured_again_and_the_quietest_counts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
