@@ -26,7 +26,7 @@ from fleetbed.profiles.types import Count, NonNegative, Positive
 Kernel = Literal["linear", "rbf"]
 #: samples of the RAD that go through a model at once where no gradient is needed
 FORWARD_BATCH = 64
-TINY = 1e-30  # keeps a gram of zeros, and its gradient, from becoming NaN
+TINY = 1e-30
 
 
 class Alignment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,8 +54,8 @@ def gram(a: Tensor, params: Alignment) -> Tensor:
     squares = inner.diagonal()
     distance2 = (squares[:, None] + squares[None, :] - 2 * inner).clamp_min(0)
     apart = ~torch.eye(len(a), dtype=torch.bool, device=a.device)
-    median2 = distance2.detach()[apart].median() if len(a) > 1 else torch.ones((), device=a.device)
-    return torch.exp(-distance2 / (2 * params.sigma**2 * median2).clamp_min(TINY))
+    median2 = distance2.detach()[apart].median() if len(a) > 1 else torch.zeros((), device=a.device)
+    return torch.exp(-distance2 / (2 * params.sigma**2 * median2.where(median2 > 0, 1.0)))
 
 
 def centred(k: Tensor) -> Tensor:
@@ -66,7 +66,14 @@ def centred(k: Tensor) -> Tensor:
 def cka(k: Tensor, other: Tensor) -> Tensor:
     """Centred kernel alignment of two grams, from 0 to 1."""
     a, b = centred(k), centred(other)
-    return (a * b).sum() / ((a * a).sum().clamp_min(TINY).sqrt() * (b * b).sum().clamp_min(TINY).sqrt())
+    return (a * b).sum() / (_norm(a, k) * _norm(b, other))
+
+
+def _norm(middle: Tensor, k: Tensor) -> Tensor:
+    """The norm of a centred gram, kept off 0: representations that are all alike leave rounding errors alone."""
+    square = (middle * middle).sum()
+    rounding = (8 * torch.finfo(k.dtype).eps) ** 2 * (k * k).sum().detach()
+    return torch.maximum(square, rounding + TINY).sqrt()
 
 
 @torch.no_grad()
