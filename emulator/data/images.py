@@ -24,19 +24,13 @@ def fit(images: Pixels, size: int | None, channels: int | None) -> Pixels:
     shape = (size or height, size or width)
     out = np.empty((len(images), channels or found, *shape), np.uint8)
     for start in range(0, len(images), _CHUNK):
-        part = _change_channels(images[start : start + _CHUNK], out.shape[1]).transpose(0, 3, 1, 2)
+        part = images[start : start + _CHUNK]
+        if found == 3 and channels == 1:
+            part = (part @ _LUMINANCE).round().astype(np.uint8)[..., None]
+        part = part.transpose(0, 3, 1, 2)
+        # the assignment repeats the one channel of a grey image as often as there is room for
         out[start : start + _CHUNK] = part if shape == (height, width) else _resize(part, shape)
     return out
-
-
-def _change_channels(images: Pixels, channels: int) -> Pixels:
-    found = images.shape[3]
-    if found == channels:
-        return images
-    if channels == 3:
-        return np.repeat(images, 3, axis=3)
-    grey: Pixels = (images @ _LUMINANCE).round().astype(np.uint8)[..., None]
-    return grey
 
 
 def _resize(images: Pixels, shape: tuple[int, int]) -> Pixels:
