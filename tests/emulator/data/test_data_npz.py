@@ -142,7 +142,7 @@ def test_a_truncated_file_is_refused(arrays: Arrays, save: Save, kept: float) ->
     assert "damaged" in refused(path)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(position=st.floats(0, 1, exclude_max=True), bits=st.integers(1, 255), count=st.integers(1, 8))
 def test_a_flipped_byte_gives_the_same_data_or_a_refusal(
     tmp_path: Path, position: float, bits: int, count: int
@@ -163,7 +163,7 @@ def test_a_flipped_byte_gives_the_same_data_or_a_refusal(
     assert len(raw.x["train"]) == len(raw.y["train"])
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     garbage=st.binary(max_size=300),
     magic=st.sampled_from([b"", b"PK\x03\x04", b"\x93NUMPY\x01\x00", b"\x80\x05"]),
@@ -189,7 +189,7 @@ ANY_ARRAY = hnp.arrays(
 )
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     arrays=st.dictionaries(
         st.sampled_from(["x_train", "y_train", "x_test", "y_test", "text_train", "text_test", "other"]),
