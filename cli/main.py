@@ -35,7 +35,7 @@ app.command("schema", rich_help_panel=DESCRIBE)(profiles.schema)
 profiles.app.command("measure")(host.measure)
 for command in (host.doctor, host.calibrate, host.verify):
     app.command(rich_help_panel=HOST)(command)
-for command in (report.report, report.plot, report.compare):
+for command in (report.report, report.plot, report.compare, report.export):
     app.command(rich_help_panel=RESULTS)(command)
 
 

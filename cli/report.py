@@ -109,3 +109,18 @@ def compare(
     else:
         table = comparing.table(found)
         print(table.latex() if form is Format.latex else table.markdown(), end="")
+
+
+def export(
+    folders: RunFolders,
+    form: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="csv, chrome-trace, tensorboard or parquet.")
+    ] = "csv",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the files go.")] = Path("export"),
+) -> None:
+    """Write runs in the formats of other tools; chrome-trace opens in ui.perfetto.dev."""
+    from fleetbed.analysis.export import export as write
+    from fleetbed.analysis.runs import open_runs
+
+    for path in write(open_runs(folders), form, out):
+        print(path)
