@@ -48,7 +48,7 @@ class Method(Algorithm):
         return Needs(
             policies=ROUND_POLICIES if by_client else ROUND_POLICIES | {"buffered"},
             policies_why="the mean gram is over the clients of one merge, and eta grows with the number of merges"
-            + ("; grams are a second stage of the round" if by_client else ""),
+            + ("; the grams are a second stage of a round." if by_client else "."),
             stages=("train", "gram") if by_client else ("train",),
             public_samples=self.params.rad,
             local_evaluation=True,

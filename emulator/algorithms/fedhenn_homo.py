@@ -46,7 +46,7 @@ class Method(Averaging):
     def needs(self) -> Needs:
         return Needs(
             policies=ROUND_POLICIES | {"buffered"},
-            policies_why="eta grows with the number of merges, which under async is that of single results",
+            policies_why="eta grows with the number of merges, which under async is that of single results.",
             public_samples=self.params.rad,
             local_evaluation=True,
         )

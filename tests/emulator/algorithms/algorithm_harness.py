@@ -117,6 +117,8 @@ class MadeUpData:
         patterns = torch.from_numpy(rng.normal(size=(spec.classes, *spec.shape)).astype(np.float32))
         noise = torch.from_numpy(rng.normal(size=(samples, *spec.shape)).astype(np.float32))
         self.x = patterns[self.y] + 0.5 * noise
+        if spec.vocabulary:  # a text of word numbers
+            self.x = (self.x.abs() * spec.vocabulary / 8).long() % spec.vocabulary
 
     def batch(self, split: str, indices: np.ndarray, rng: Any) -> tuple[Tensor, Tensor]:
         rows = torch.as_tensor(np.asarray(indices))

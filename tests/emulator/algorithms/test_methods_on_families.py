@@ -1,0 +1,82 @@
+"""Every method on the families that it is meant for, and refused on those that it cannot use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from algorithm_harness import SGD, Bed, equal, run
+
+from fleetbed.emulator.algorithms._features import cut_shapes
+from fleetbed.models.base import InputSpec
+from fleetbed.models.families import family
+from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.experiment import Training
+
+CIFAR = InputSpec((3, 32, 32), 10)
+SHORT = Training(batch=4, max_steps=1, optimizer=SGD)
+VIT = {"width": 24, "heads": 2, "patch": 8}
+
+
+def bed(name: str, variants: list[str], options: dict[str, Any] | None = None, spec: InputSpec = CIFAR) -> Bed:
+    return Bed(family(name, options), variants, samples=4, spec=spec, training=SHORT, public=8)
+
+
+def test_the_features_have_the_shapes_of_the_papers() -> None:
+    assert cut_shapes(family("resnet-stage"), "resnet26", CIFAR) == ((64, 8, 8), (512,))
+    assert cut_shapes(family("vit-layer"), "vit8", InputSpec((3, 224, 224), 10)) == ((197, 384), (384,))
+    assert cut_shapes(family("fedin-v1"), "A", CIFAR) == ((64, 32, 32), (1024,))
+
+
+CASES = [
+    ("heteroavg", {}, "resnet-width", ["resnet26-eighth", "resnet26-half"], {"base_width": 8}),
+    ("heteroprox", {}, "vit-layer", ["vit8", "vit12"], VIT),
+    ("fedin", {"batch": 4}, "resnet-stage", ["resnet10", "resnet18"], {"base_width": 8}),
+    ("fedin", {"batch": 4}, "vit-layer", ["vit8", "vit9"], VIT),
+    ("fedin", {"version": "v1", "batch": 2}, "fedin-v1", ["E", "A"], {}),
+    ("inco", {}, "resnet-width", ["resnet26-eighth", "resnet26-half"], {"base_width": 8}),
+    ("inco", {"base": "heteroprox"}, "vit-layer", ["vit8", "vit12"], VIT),
+    ("fedhe", {"batch": 4, "steps": 1}, "fedhe-cnn", ["model8", "model0"], {}),
+    ("private", {}, "fedhe-cnn", ["model8", "model6"], {}),
+    ("fedavg", {}, "fedhenn-cnn", ["conv1-fc1", "conv2-fc3"], {}),
+    ("fedhenn", {"rad": 6}, "fedhenn-cnn", ["conv1-fc1", "conv3-fc3"], {}),
+    ("fedhenn_homo", {"rad": 6}, "fedhenn-cnn", ["conv2-fc3", "conv2-fc3"], {}),
+]
+
+
+@pytest.mark.parametrize(("method", "params", "name", "variants", "options"), CASES)
+def test_two_rounds_move_every_model(
+    method: str, params: dict[str, Any], name: str, variants: list[str], options: dict[str, Any]
+) -> None:
+    here = bed(name, variants, options)
+    made = here.method(method, **params)
+    so_far = run(here, made, 2)  # the harness checks the contract, and that everything stays finite
+    for target in made.targets(so_far.state):
+        own = so_far.kept[target.client].under(target.prefix) if target.client is not None else {}
+        assert not equal({**own, **(target.tensors or {})}, here.context.initial(target.variant))
+
+
+def test_inco_crosses_the_norms_of_a_vit() -> None:
+    here = bed("vit-layer", ["vit8", "vit9"], VIT)
+    metrics = run(here, here.method("inco")).merged[0].metrics
+    layers = {name.removeprefix("theta/") for name in metrics if name.startswith("theta/")}
+    assert layers == {f"blocks.{i}.norm2" for i in range(9)}
+
+
+@pytest.mark.parametrize("method", ["fedhenn", "fedhe", "heteroavg", "fedin"])
+def test_text(method: str) -> None:
+    small = {"embedding": 8, "hidden": 6, "dense": 4}
+    here = bed("lstm", ["lstm1", "lstm2"], small, InputSpec((6,), 2, vocabulary=50))
+    params = {"fedhenn": {"rad": 6}, "fedhe": {"batch": 4}}.get(method, {})
+    so_far = run(here, here.method(method, **params), 2)
+    assert so_far.task == 4
+
+
+def test_what_a_method_cannot_use_is_refused() -> None:
+    for method in ("heteroavg", "heteroprox", "fedin", "inco"):
+        with pytest.raises(BadInput, match="fedhe-cnn"):
+            bed("fedhe-cnn", ["model8", "model0"]).method(method).check()
+    with pytest.raises(BadInput, match=r"resnet-width.*two cuts"):
+        bed("resnet-width", ["resnet26-half", "resnet26-full"]).method("fedin").check()
+    with pytest.raises(BadInput, match="lstm, but inco knows no cross-layer"):
+        Bed(family("lstm"), ["lstm1"], spec=InputSpec((6,), 2, vocabulary=50)).method("inco").check()
