@@ -11,8 +11,8 @@ import msgspec
 
 from fleetbed.analysis.curves import curve
 from fleetbed.analysis.runs import Cap, Client, Evaluation, Metric, Notice, Round, Run, Task
-from fleetbed.analysis.tables import csv_text
-from fleetbed.profiles.errors import BadInput, HostCannot, nearest
+from fleetbed.analysis.tables import csv_text, writable
+from fleetbed.profiles.errors import HostCannot, nearest
 
 TABLES: dict[str, type[msgspec.Struct]] = {
     "clients": Client,
@@ -29,11 +29,8 @@ def export(runs: Sequence[Run], form: str, out: Path) -> list[Path]:
     """Write each run below `out`, in a folder or file of its own name."""
     if form not in FORMATS:
         raise nearest(form, FORMATS, "format", "--format")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
+    with writable(out):
         return [path for run in runs for path in FORMATS[form](run, out)]
-    except OSError as error:
-        raise BadInput(f"--out {out}: cannot be written ({error.strerror}); name another folder.") from error
 
 
 def _csv(run: Run, out: Path) -> list[Path]:

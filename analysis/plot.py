@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from fleetbed.analysis.runs import Run
 from fleetbed.analysis.study import Series, series_of
-from fleetbed.profiles.errors import BadInput, nearest
+from fleetbed.analysis.tables import writable
+from fleetbed.profiles.errors import nearest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,11 +41,8 @@ def plot(kind: str, runs: Sequence[Run], out: Path, targets: Sequence[float]) ->
 
     series = series_of(runs)
     figures = _draw(kind, series, targets)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
+    with writable(out):
         return [path for name, figure in figures.items() for path in save(figure, out / name)]
-    except OSError as error:
-        raise BadInput(f"--out {out}: cannot be written ({error.strerror}); name another folder.") from error
 
 
 def _draw(kind: str, series: list[Series], targets: Sequence[float]) -> dict[str, Figure]:

@@ -14,21 +14,15 @@ from fleetbed.analysis.curves import AXES, band
 from fleetbed.analysis.page import page, warnings
 from fleetbed.analysis.runs import Run
 from fleetbed.analysis.stragglers import round_costs
-from fleetbed.analysis.tables import csv_text
-from fleetbed.profiles.errors import BadInput
+from fleetbed.analysis.tables import csv_text, writable
 
 
 def write_report(runs: Sequence[Run], out: Path, base: str | None, targets: Sequence[float]) -> list[Path]:
     """Every file that was written, the page first."""
     comparison = side_by_side(runs, base, targets)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+    with writable(out.parent):
         out.write_text(page(comparison), encoding="utf-8")
         return [out, *_write_parts(comparison, out.with_name(f"{out.stem}_parts"))]
-    except OSError as error:
-        raise BadInput(
-            f"--out {out}: cannot be written ({error.strerror}); name a file in a folder of yours."
-        ) from error
 
 
 def _write_parts(comparison: Comparison, folder: Path) -> list[Path]:

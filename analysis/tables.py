@@ -1,12 +1,16 @@
-"""A table of strings, and the ways to write it down."""
+"""Tables of strings, the ways to write them down, and the folder they go to."""
 
 from __future__ import annotations
 
 import csv
 import html
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+
+from fleetbed.profiles.errors import BadInput
 
 _LATEX = {c: f"\\{c}" for c in "&%$#_{}"}
 _LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -60,6 +64,16 @@ class Table:
             for row in self.rows
         )
         return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+@contextmanager
+def writable(folder: Path) -> Iterator[None]:
+    """Make the folder for what is written inside; a place that cannot be written is the user's mistake."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise BadInput(f"--out {folder}: cannot be written ({error.strerror}); name another place.") from error
 
 
 def csv_text(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

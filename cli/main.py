@@ -30,6 +30,7 @@ app = typer.Typer(
 )
 app.add_typer(profiles.app, name="profiles", rich_help_panel=DESCRIBE)
 app.add_typer(data.app, name="data", rich_help_panel=DESCRIBE)
+app.add_typer(report.privacy, name="privacy", rich_help_panel=RESULTS)
 app.command("run")(run.run)
 app.command("schema", rich_help_panel=DESCRIBE)(profiles.schema)
 profiles.app.command("measure")(host.measure)

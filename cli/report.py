@@ -124,3 +124,57 @@ def export(
 
     for path in write(open_runs(folders), form, out):
         print(path)
+
+
+privacy = typer.Typer(help="What features give away, and what noise would hide.", no_args_is_help=True)
+
+
+@privacy.command()
+def sigma(
+    clip: Annotated[float, typer.Option(help="C, the largest norm of what is sent.")] = 0.1,
+    epsilon: Annotated[float, typer.Option(help="The privacy budget.")] = 10.0,
+    delta: Annotated[float, typer.Option(help="The probability of a worse leak.")] = 1e-6,
+    as_json: AsJson = False,
+) -> None:
+    """The standard deviation of the noise that gives (epsilon, delta)-differential privacy."""
+    from fleetbed.analysis.privacy import dp_sigma
+
+    found = dp_sigma(clip, epsilon, delta)
+    if as_json:
+        print_json({"clip": clip, "epsilon": epsilon, "delta": delta, "sigma": found})
+        return
+    print(f"{found:.4g}")
+    if epsilon >= 1:
+        print("The bound is proven for epsilon below 1.")
+
+
+@privacy.command()
+def reconstruct(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")],
+    noise: Annotated[
+        list[float] | None,
+        typer.Option(min=0, metavar="SD", help="Noise in standard deviations of the features; may be repeated."),
+    ] = None,
+    images: Annotated[int, typer.Option(min=1, max=32, help="How many test images.")] = 8,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the optimisation.")] = 300,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where figure and table go.")] = Path("figures"),
+    as_json: AsJson = False,
+) -> None:
+    """Rebuild test images from the features that a client would send, with and without noise."""
+    from fleetbed.analysis import privacy as attacking
+    from fleetbed.analysis.privacy_plot import reconstruction_figure
+    from fleetbed.analysis.runs import open_run
+    from fleetbed.analysis.style import save
+    from fleetbed.analysis.tables import csv_text, writable
+
+    original, attacks = attacking.reconstruct(open_run(folder), noise or [0.0, 0.8], images, steps)
+    columns, rows = attacking.table(attacks)
+    with writable(out):
+        written = save(reconstruction_figure(original, attacks), out / "reconstruction")
+        (out / "reconstruction.csv").write_text(csv_text(columns, rows))
+    if as_json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+        return
+    for attack in attacks:
+        print(f"noise {attack.noise:g} sd: mean SSIM {attacking.mean_ssim(attack):.3f}")
+    print(written[0])

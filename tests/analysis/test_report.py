@@ -114,7 +114,7 @@ def test_a_run_that_has_hardly_begun_has_a_report(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_bad_input(study: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(BadInput, match=r"--out .*file/report\.html: cannot be written"):
+    with pytest.raises(BadInput, match=r"--out .*file: cannot be written"):
         write_report(open_runs([study]), tmp_path / "file" / "report.html", None, [])
 
 
