@@ -158,7 +158,11 @@ def run_kernel(name: str, *, processes: int = 1, threads: int = 1, seconds: floa
     command = [sys.executable, "-m", "fleetbed.emulator.kernel", name, str(threads), str(seconds)]
     environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads))}
     pipe = subprocess.PIPE
-    running = [subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) for _ in range(processes)]
+    running = [
+        # in sessions of their own: Ctrl-C is for us, and we end them
+        subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+        for _ in range(processes)
+    ]
     samples: list[float] = []
     try:
         for process in running:

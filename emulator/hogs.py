@@ -42,6 +42,7 @@ class Hog:
 
     def __init__(self, group: Group, body: Body) -> None:
         self._near, far = Pipe()
+        self._ended = False
         self._pid = os.fork()
         if self._pid == 0:
             _live(group, body, far)
@@ -59,10 +60,16 @@ class Hog:
         return found
 
     def wait(self) -> None:
-        """Until it ends by itself or is killed, which only the kernel does, for its memory."""
+        """Until it ends by itself, or the kernel kills it for its memory."""
         _, status = os.waitpid(self._pid, 0)
+        self._ended = True
         if status not in (0, signal.SIGKILL):
             raise FleetbedError(f"a hog ended with the status {status}; what it said stands above")
+
+    def kill(self) -> None:
+        if not self._ended:
+            os.kill(self._pid, signal.SIGKILL)
+            self.wait()
 
 
 def _live(group: Group, body: Body, far: Connection) -> NoReturn:
@@ -210,8 +217,10 @@ def _rates(knob: Knob, limits: Limits, order: Order, step_s: float, batch: list[
 def _run(limits: Limits, trials: list[tuple[LimitPlan, Body]]) -> tuple[list[float], float]:
     """Start the hogs together once all are warm; their results, and the cores that strangers kept busy."""
     groups = [limits.create(plan) for plan, _ in trials]
+    hogs: list[Hog] = []
     try:
-        hogs = [Hog(group, body) for group, (_, body) in zip(groups, trials, strict=True)]
+        for group, (_, body) in zip(groups, trials, strict=True):
+            hogs.append(Hog(group, body))
         for hog in hogs:
             hog.ready()
         meter = host.LoadMeter()
@@ -220,6 +229,8 @@ def _run(limits: Limits, trials: list[tuple[LimitPlan, Body]]) -> tuple[list[flo
         results = [hog.result() for hog in hogs]
         return results, meter.other_cores()
     finally:
+        for hog in hogs:
+            hog.kill()
         for group in groups:
             group.remove()
 
@@ -228,14 +239,17 @@ def _death(limits: Limits, cap_bytes: int) -> int:
     """How much a client had added when it died of its memory cap."""
     group = limits.create(LimitPlan("glutton", memory_bytes=cap_bytes))
     touched = mmap.mmap(-1, mmap.PAGESIZE)
+    hog = Hog(group, glutton(group, touched))
     try:
-        Hog(group, glutton(group, touched)).wait()
+        hog.wait()
         return int.from_bytes(touched[:8], sys.byteorder)
     finally:
+        hog.kill()
         group.remove()
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # in order, so that nothing is left behind
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
     torch.set_num_threads(1)
     gc.collect()

@@ -147,13 +147,19 @@ def _cap_bytes(device: Device) -> int:
 def _findings(order: Order) -> Iterator[Finding]:
     environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
     command = [sys.executable, "-m", "fleetbed.emulator.hogs"]
-    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    pipe = subprocess.PIPE
+    # in a session of its own: Ctrl-C is for us, and we end it in order
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, start_new_session=True) as process:
         assert process.stdin is not None  # asked for in Popen
         assert process.stdout is not None
         process.stdin.write(msgspec.json.encode(order))
         process.stdin.close()
-        for line in process.stdout:
-            yield msgspec.json.decode(line, type=Finding)
+        try:
+            for line in process.stdout:
+                yield msgspec.json.decode(line, type=Finding)
+        except BaseException:
+            process.terminate()
+            raise
     if process.returncode != 0:
         raise FleetbedError("the process that runs the hogs ended early; what it said stands above")
 

@@ -62,7 +62,7 @@ def test_a_broken_file_is_named(store: Store, content: bytes) -> None:
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(HostCannot, match=r"cannot be kept here \(Not a directory\); set XDG_CACHE_HOME"):
+    with pytest.raises(HostCannot, match=r"cannot be kept here \(File exists\); set XDG_CACHE_HOME"):
         Store(tmp_path / "file/calibration.json").save(made())
 
 
