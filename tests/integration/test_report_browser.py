@@ -1,0 +1,258 @@
+"""The report's page in a real browser: sorting, filtering, zooming, a phone's width, and a clean console.
+
+Speaks the WebDriver protocol to chromedriver by itself, so that nothing has to be installed for it but the browser.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic_runs import write_study
+
+from fleetbed.analysis.report import write_report
+from fleetbed.analysis.runs import open_runs
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="there is no chromium with its chromedriver here"),
+]
+
+ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key that WebDriver wraps elements in
+KEYS = {"Enter": "\ue007", "Escape": "\ue00c", "ArrowRight": "\ue014"}
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1280,900",
+)
+
+
+class Browser:
+    def __init__(self, port: int, profile: Path) -> None:
+        self._root = f"http://127.0.0.1:{port}"
+        options = {"binary": CHROMIUM, "args": [*FLAGS, f"--user-data-dir={profile}"]}
+        wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}
+        made = self._call("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
+        self._session = f"/session/{made['sessionId']}"
+
+    def _call(self, method: str, path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._root + path, data, {"Content-Type": "application/json"}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.load(answer)["value"]
+        except urllib.error.HTTPError as error:
+            told = json.load(error)["value"]
+            raise AssertionError(f"{told['error']}: {told['message']}") from None
+
+    def open(self, page: Path, fragment: str = "") -> None:
+        self._call("POST", f"{self._session}/url", {"url": page.resolve().as_uri() + fragment})
+
+    def run(self, script: str) -> Any:
+        return self._call("POST", f"{self._session}/execute/sync", {"script": script, "args": []})
+
+    def find(self, selector: str) -> str:
+        found = self._call("POST", f"{self._session}/element", {"using": "css selector", "value": selector})
+        return f"{self._session}/element/{found[ELEMENT]}"
+
+    def click(self, selector: str) -> None:
+        place = "{block: 'center', behavior: 'instant'}"
+        self.run(f"document.querySelector({json.dumps(selector)}).scrollIntoView({place})")
+        self._call("POST", f"{self.find(selector)}/click", {})
+
+    def type(self, selector: str, text: str) -> None:
+        self._call("POST", f"{self.find(selector)}/value", {"text": text})
+
+    def clear(self, selector: str) -> None:
+        self._call("POST", f"{self.find(selector)}/clear", {})
+
+    def texts(self, selector: str) -> list[str]:
+        script = "return [...document.querySelectorAll(%s)].map((node) => node.textContent)"
+        return list(self.run(script % json.dumps(selector)))
+
+    def devtools(self, command: str, **params: Any) -> Any:
+        return self._call("POST", f"{self._session}/goog/cdp/execute", {"cmd": command, "params": params})
+
+    def log(self, kind: str) -> list[dict[str, Any]]:
+        return list(self._call("POST", f"{self._session}/se/log", {"type": kind}))
+
+    def quit(self) -> None:
+        self._call("DELETE", self._session)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    study = write_study(folder / "study", ("fedavg", "fedin"), (1, 2), clients=30, rounds=12)
+    return write_report(open_runs([study]), folder / "report.html", None, [])[0]
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[int]:
+    """The port of a chromedriver of our own."""
+    assert DRIVER is not None
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    process = subprocess.Popen([DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(100):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=5).close()
+                break
+            except urllib.error.URLError:
+                time.sleep(0.1)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+@pytest.fixture
+def browser(driver: int, page: Path, tmp_path: Path) -> Iterator[Browser]:
+    """A fresh browser on the page; whatever a test does, the console must stay empty and nothing be fetched."""
+    one = Browser(driver, tmp_path / "profile")
+    try:
+        one.open(page)
+        yield one
+        assert [entry for entry in one.log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+        messages = [json.loads(entry["message"])["message"] for entry in one.log("performance")]
+        asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+        assert [url for url in asked if url.startswith(("http", "ws"))] == []
+    finally:
+        one.quit()
+
+
+def test_columns_sort_both_ways_and_say_so(browser: Browser) -> None:
+    first = "#client-table tbody tr th"
+    assert browser.texts(first) == [f"{n:03d}" for n in range(30)]
+    browser.click('#client-table [data-key="device_s"]')
+    head = '#client-table th[aria-sort="descending"]'
+    assert browser.texts(head) == ["Device time"]
+    place = 'JSON.parse(document.querySelector("#payload").textContent)'
+    rows = browser.run(
+        f"const p = {place}; const at = p.columns.indexOf('device_s');"
+        "return p.runs[0].clients.map((row) => [row[0], row[at]])"
+    )
+    expected = [name for name, _ in sorted(rows, key=lambda row: (-row[1], row[0]))]
+    assert browser.texts(first) == expected
+    browser.click('#client-table [data-key="device_s"]')
+    assert browser.texts('#client-table th[aria-sort="ascending"]') == ["Device time"]
+    assert browser.texts(first) == [name for name, _ in sorted(rows, key=lambda row: (row[1], row[0]))]
+
+
+def test_unknown_values_stay_last(browser: Browser) -> None:
+    browser.click('#client-table [data-key="joules"]')
+    assert browser.texts("#client-table tbody tr:last-child td:nth-child(20)") == ["–"]
+    browser.click('#client-table [data-key="joules"]')
+    assert browser.texts("#client-table tbody tr:last-child td:nth-child(20)") == ["–"]
+
+
+def test_filters_narrow_together(browser: Browser) -> None:
+    browser.type("#search", "pi-3b wifi")
+    assert set(browser.texts("#client-table tbody td:nth-child(2)")) == {"pi-3b"}
+    assert browser.texts("#client-count") == ["6 of 30 clients"]
+    browser.clear("#search")
+    browser.type("#search", "007")
+    assert browser.texts("#client-table tbody th") == ["007"]
+    browser.clear("#search")
+    browser.run("const s = document.querySelector('#outcome'); s.value = 'unfit'; s.dispatchEvent(new Event('input'))")
+    assert browser.texts("#client-table tbody th") == ["029"]
+
+
+def test_values_can_be_set_against_the_kinds_median(browser: Browser) -> None:
+    browser.click("#relative")
+    cells = browser.texts("#client-table tbody tr:first-child td")
+    assert cells[8].endswith("×")
+    assert 0.2 < float(cells[8].removesuffix("×")) < 5
+
+
+def test_the_timeline_zooms_moves_and_goes_back(browser: Browser) -> None:
+    def window() -> tuple[float, float]:
+        shown = browser.run("const d = document.querySelector('#timeline').dataset; return [d.from, d.to]")
+        return float(shown[0]), float(shown[1])
+
+    start, end = window()
+    browser.click("#zoom-in")
+    near, far = window()
+    assert far - near == pytest.approx((end - start) / 2)
+    browser.run("document.querySelector('#timeline').focus()")
+    browser.type("#timeline", "+")
+    assert window()[1] - window()[0] == pytest.approx((end - start) / 4)
+    before = window()[0]
+    browser.type("#timeline", KEYS["ArrowRight"])
+    assert window()[0] > before
+    browser.click("#zoom-reset")
+    assert window() == (start, end)
+    browser.click("#round-after")
+    assert browser.run("return document.querySelector('#round').value") == "2"
+    assert window()[0] >= end - 1
+    browser.click("#whole-run")
+    assert window()[1] > 10 * (end - start)
+    assert browser.run("return document.querySelectorAll('#timeline svg path[fill]').length") >= 3
+
+
+def test_a_bar_of_the_round_chart_opens_its_round(browser: Browser) -> None:
+    browser.run(
+        "const svg = document.querySelector('#rounds .chart svg'); const box = svg.getBoundingClientRect();"
+        "svg.dispatchEvent(new MouseEvent('click', {clientX: box.right - 12, clientY: box.top + 50, bubbles: true}))"
+    )
+    assert browser.run("return document.querySelector('#round').value") == "12"
+
+
+def test_another_run_brings_its_own_figures(browser: Browser) -> None:
+    before = browser.texts("#client-table tbody tr:first-child td")
+    browser.run("const s = document.querySelector('#run'); s.value = '2'; s.dispatchEvent(new Event('change'))")
+    assert browser.texts("#run option:checked") == ["fedin, seed 1"]
+    assert browser.texts("#client-table tbody tr:first-child td") != before
+
+
+def test_a_client_has_a_page_of_its_own_by_keyboard_and_by_address(browser: Browser, page: Path) -> None:
+    browser.run("document.querySelector('#client-table tbody tr:nth-child(4) button').focus()")
+    browser.type("#client-table tbody tr:nth-child(4) button", KEYS["Enter"])
+    assert browser.texts("#client-page h2") == ["Client 003"]
+    assert browser.run("return location.hash") == "#client-003"
+    assert "median of pi-zero-2w" in browser.texts("#client-page thead th")
+    browser.type("#client-page .close", KEYS["Enter"])
+    assert browser.run("return document.querySelector('#client-page').open") is False
+    browser.open(page, "?again#client-011")
+    assert browser.texts("#client-page h2") == ["Client 011"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone_in_both_colours(browser: Browser, scheme: str) -> None:
+    browser.devtools("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=2, mobile=True)
+    feature = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.devtools("Emulation.setEmulatedMedia", features=feature)
+    assert browser.run("return document.documentElement.scrollWidth") <= 390
+    background = browser.run("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(int(part) for part in background[4:-1].split(",")) < 200) == (scheme == "dark")
+    for axis in ("time", "rounds", "bytes", "joules"):
+        width = browser.run(f"return document.querySelector('[data-axis={axis}] svg').getBoundingClientRect().width")
+        assert 250 < width <= 390
+
+
+def test_print_is_light_and_shows_every_client(browser: Browser) -> None:
+    feature = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.devtools("Emulation.setEmulatedMedia", media="print", features=feature)
+    assert browser.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert browser.run("return getComputedStyle(document.querySelector('nav')).display") == "none"
+    assert browser.run("return getComputedStyle(document.querySelector('#client-table')).maxHeight") == "none"
