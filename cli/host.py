@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -133,6 +134,7 @@ def measure(
 ) -> None:
     """Run on a board: measure it and write its device profile."""
     from fleetbed.emulator.board import as_yaml, board_title, measure_board
+    from fleetbed.emulator.host import QUIET_CORES, LoadMeter
     from fleetbed.profiles.errors import BadInput
     from fleetbed.profiles.loading import read
     from fleetbed.profiles.resolve import load_link
@@ -144,8 +146,15 @@ def measure(
         raise BadInput(f"{path}: this file exists already; remove it, or name another one with --out.")
     if not path.parent.is_dir():
         raise BadInput(f"{path}: there is no folder {path.parent}; make it, or name another one with --out.")
+    if not os.access(path.parent, os.W_OK):
+        raise BadInput(f"{path}: the folder {path.parent} cannot be written; name another one with --out.")
     load_link(link, where="--link")
+    meter = LoadMeter()
     path.write_text(as_yaml(measure_board(title, link)))
+    if (others := meter.other_cores()) > QUIET_CORES:
+        _warn(
+            f"others kept {others:.1f} cores busy meanwhile, so the rates are too low: measure again when it is quiet"
+        )
     device = read(path, Device)
     if as_json:
         print_json({"file": str(path), "profile": device})

@@ -75,6 +75,7 @@ def as_yaml(device: Device) -> str:
     import yaml
 
     tree = _without_defaults(msgspec.to_builtins(device))
+    tree["provenance"] = [_without_defaults(entry) for entry in msgspec.to_builtins(device.provenance)]
     return str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=110))
 
 
