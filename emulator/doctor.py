@@ -105,8 +105,8 @@ def enabling_command(found: list[Place], systemd: Path = SYSTEMD) -> str:
         user = "" if os.geteuid() == 0 else " --user"
         return f"systemd-run{user} --scope -p Delegate=yes fleetbed ..."
     user = getpass.getuser()
-    folders = " ".join(sorted({str(place.own / f"of-{user}") for place in trees}))
-    return (
-        f"sudo sh -c 'mkdir -p \"$@\" && chown -R {user} \"$@\" && for g; do echo '$$' > $g/cgroup.procs; done' "
-        f"sh {folders}"
-    )
+    # v2 gives controllers only to the children of a group without processes, which here is the root alone
+    enable = [f"echo +cpu +memory > {place.mount}/cgroup.subtree_control; " for place in trees if place.version == 2]
+    folders = sorted({str((place.own if place.version == 1 else place.mount) / f"of-{user}") for place in trees})
+    hand_over = f"for g; do mkdir -p $g && chown -R {user} $g && echo '$$' > $g/cgroup.procs; done"
+    return f"sudo sh -c '{''.join(enable)}{hand_over}' sh {' '.join(folders)}"

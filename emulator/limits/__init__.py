@@ -48,5 +48,6 @@ def _open(place: Place, wanted: frozenset[str], name: str) -> Tree:
             v2.enable(folder, wanted)
         except OSError:
             cgroup.drop(folder)
+            v2.release(base, wanted)
             raise
     return Tree(place.version, wanted, place.mount, folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,8 +123,10 @@ class Limits:
         return Group(self._memory(plan, leaves), self._cpu(plan, leaves), gpu, [*leaves.values()])
 
     def close(self) -> None:
-        for tree in self._trees:
-            tree.close()
+        """Remove everything: also the rest where one cannot be."""
+        with ExitStack() as all_of_them:
+            for tree in self._trees:
+                all_of_them.callback(tree.close)
 
     def _tree(self, controller: str) -> Tree | None:
         return next((tree for tree in self._trees if controller in tree.controllers), None)

@@ -118,10 +118,16 @@ def enable(base: Path, controllers: frozenset[str]) -> None:
 
 
 def _evacuate(base: Path) -> None:
-    """Move the processes of `base` into a leaf beside the limited groups, if they are all of our family."""
+    """Move the processes of `base` into a leaf beside the limited groups, if they are all of our family.
+
+    The family is the oldest ancestor of ours that is in the group, and all its descendants: the shell that the
+    scope was opened for, and what stands beside us in a pipeline.
+    """
+    inside = set(members(base))
     me = psutil.Process()
-    family = {me.pid, *(p.pid for p in me.parents()), *(p.pid for p in me.children(recursive=True))}
-    strangers = sorted(set(members(base)) - family)
+    ancestors = [process for process in (me, *me.parents()) if process.pid in inside]
+    family = {p.pid for oldest in ancestors[-1:] for p in (oldest, *oldest.children(recursive=True))}
+    strangers = sorted(inside - family)
     if strangers:
         raise OSError(errno.EBUSY, f"the group {base} holds other processes too ({strangers[:5]})")
     leaf = base / HOST_LEAF

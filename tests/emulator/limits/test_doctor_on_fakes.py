@@ -83,6 +83,14 @@ def test_systemd_gives_a_scope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 def test_without_systemd_a_folder_is_handed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGNAME", "ada")
     command = enabling_command([V2_BARE, V1], tmp_path / "no systemd")
-    assert command.startswith("sudo sh -c ")
-    assert command.endswith(" sh /sys/fs/cgroup/memory/job/of-ada")
-    assert "chown -R ada" in command
+    assert command == (
+        "sudo sh -c 'for g; do mkdir -p $g && chown -R ada $g && echo '$$' > $g/cgroup.procs; done' "
+        "sh /sys/fs/cgroup/memory/job/of-ada"
+    )
+
+
+def test_v2_without_systemd_is_handed_over_below_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "ada")
+    command = enabling_command([V2], tmp_path / "no systemd")
+    assert command.startswith("sudo sh -c 'echo +cpu +memory > /sys/fs/cgroup/cgroup.subtree_control; for g; do ")
+    assert command.endswith(" sh /sys/fs/cgroup/of-ada")
