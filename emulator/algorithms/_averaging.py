@@ -65,11 +65,9 @@ class Averaging(Algorithm):
         context = self.context
         if self.apart:
             return Bundle({n: t for v in context.variants for n, t in prefixed(f"{v}/", context.initial(v)).items()})
-        variants = context.variants
-        whole = variants[0] if len(variants) == 1 else context.family.variants[-1]
-        held = {name for v in variants for name in self.index(v, whole)}
-        tensors = {name: t for name, t in context.initial(whole).items() if name in held}
-        return Bundle(tensors, {"whole": whole})
+        # the family's largest, also where only smaller ones are in use: whatever a client may step down to is a part
+        whole = context.variants[0] if len(context.variants) == 1 else context.family.variants[-1]
+        return Bundle(gather(context.initial(whole), self.index(whole, whole)), {"whole": whole})
 
     def send(self, state: Bundle, client: Client, stage: str, task: int) -> Bundle:
         del stage, task

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fleetbed.emulator.algorithm import Context, Job, Target
 from fleetbed.emulator.bundle import Bundle, prefixed
 from fleetbed.models.base import Net, Tensors
+from fleetbed.profiles.experiment import Optimizer
 
 Step = Callable[[torch.optim.Optimizer, Tensor, Tensor], Tensor]
 #: where a client keeps its own model and the state of its optimiser
@@ -100,6 +101,11 @@ def own_optimizer(job: Job, model: Net) -> torch.optim.Optimizer:
             if slots:
                 optimizer.state[p] = {key: slot.clone() for key, slot in slots.items()}
     return optimizer
+
+
+def kept_models(optimizer: Optimizer) -> int:
+    """How many copies of a model's tensors a client keeps together with its optimiser's state."""
+    return 3 if optimizer.name == "adam" else 1 + bool(optimizer.momentum)
 
 
 def own_targets(context: Context, *, local: bool = False) -> list[Target]:

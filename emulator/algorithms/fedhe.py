@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fleetbed.emulator.algorithm import Algorithm, Arrival, Client, Job, Merged, Reply, Target
-from fleetbed.emulator.algorithms._local import keep_model, own_optimizer, own_targets, own_tensors, train
+from fleetbed.emulator.algorithms._local import keep_model, kept_models, own_optimizer, own_targets, own_tensors, train
 from fleetbed.emulator.bundle import Bundle
 from fleetbed.emulator.schedule import batch_of
 from fleetbed.models.work import Work
@@ -63,11 +63,10 @@ class Method(Algorithm):
 
     def work(self, state: Bundle, client: Client, stage: str) -> Work:
         del state, stage
-        adam = self.context.training.optimizer.name == "adam"
         return Work(
             steps=self.params.steps,
             batch=batch_of(client.samples, self.params.batch),
-            held_models=3 if adam else 2,  # what was kept: the model and the optimiser's state
+            held_models=kept_models(self.context.training.optimizer),
         )
 
     def client(self, job: Job, stage: str) -> Reply:

@@ -7,9 +7,7 @@ of others' pairs, on which it trains w_in beside its own data. Each mini-batch, 
 
     L_local = CE(f(x; w), y) + (mu/2) ||w - w_received||^2        G_local = its gradient, for all weights
     L_IN    = mean((f(s_in; w_in) - s_out)^2)                     G_IN = its gradient, for w_in
-
-w_e and w_c step with G_local. w_in steps with Z, which is
-
+    w_e and w_c step with G_local, w_in steps with Z:
     simplified   G_IN + (lambda/2) G_local                                                 (Eq. 13)
     projection   G_IN, less (b/a) G_local where b = <G_local, G_IN> < 0, a = |G_local|^2   (Eq. 12)
     none         no Z: a step of all weights with G_local, then one of w_in with G_IN      ("w/o Opt")
@@ -153,10 +151,9 @@ class Method(Proximal):
         return {IN: s_in, OUT: noisy(s_out, noise, rng)}
 
     def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
-        """Aggregate, and store the newest batch of pairs of every client."""
         merged = super().merge(state, arrivals, stage, version)
         tensors = dict(merged.state.tensors)
-        for a in arrivals:
+        for a in arrivals:  # the newest batch of pairs of every client
             if IN in a.message.tensors:
                 tensors[f"{STORE}in/{a.client.number}"] = a.message.tensors[IN]
                 tensors[f"{STORE}out/{a.client.number}"] = a.message.tensors[OUT]

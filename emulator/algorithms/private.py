@@ -15,6 +15,7 @@ from fleetbed.emulator.algorithm import Algorithm, Arrival, Client, Job, Merged,
 from fleetbed.emulator.algorithms._local import (
     cross_entropy_step,
     keep_model,
+    kept_models,
     own_optimizer,
     own_targets,
     own_tensors,
@@ -50,7 +51,7 @@ class Method(Algorithm):
         return Work(
             steps=self.params.steps or steps_of(client.samples, training),
             batch=batch_of(client.samples, self.params.batch or training.batch),
-            held_models=1,  # what was kept
+            held_models=kept_models(training.optimizer) if self.params.keep_optimizer else 1,  # what was kept
         )
 
     def client(self, job: Job, stage: str) -> Reply:

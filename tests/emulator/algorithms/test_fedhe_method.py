@@ -184,6 +184,7 @@ def test_a_turn_is_three_batches_and_a_small_client_takes_what_it_has() -> None:
     method = bed.method("fedhe")
     work = method.work(method.setup(), bed.context.clients[0], "train")
     assert (work.steps, work.batch) == (3, 20)
+    assert work.held_models == 3  # what it kept: the model and Adam's two moments
 
 
 def test_a_mixing_weight_does_not_count_an_upload_twice_or_half() -> None:
