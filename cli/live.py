@@ -8,7 +8,6 @@ from typing import TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -105,7 +104,6 @@ def summary(engine: Engine, evaluations: Evaluations | None, first: tuple[int, f
 
 def _view(engine: Engine, evaluations: Evaluations | None, first: tuple[int, float]) -> Group:
     config, progress = engine.config, engine.progress
-    rounds = config.experiment.rounds
     title = Text(f"{config.algorithm.title}, {config.policy.title}, seed {config.seed}", style="bold")
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("client", "device", "variant", "doing", "since", "planned end"):
@@ -123,8 +121,7 @@ def _view(engine: Engine, evaluations: Evaluations | None, first: tuple[int, flo
         )
     if len(tasks) > MOST_CLIENTS:
         table.add_row("", f"and {len(tasks) - MOST_CLIENTS} more", "", "", "", "")
-    bar = ProgressBar(total=rounds, completed=min(rounds, progress.policy.round - 1), width=40)
-    return Group(title, Text(summary(engine, evaluations, first)), bar, table)
+    return Group(title, Text(summary(engine, evaluations, first)), table)
 
 
 def _planned_end(task: Task) -> float:

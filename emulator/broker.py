@@ -77,6 +77,11 @@ class Broker:
         """Make a worker known; its process starts with its first order, or by `start`."""
         self._workers[name] = Worker(name, title, plan)
 
+    def dismiss(self, name: str) -> None:
+        """End an idle worker; an order that comes later starts it anew."""
+        if self._workers[name].alive:
+            self._kill(self._workers[name])
+
     def start(self, names: list[str]) -> None:
         """Start these workers now and wait until each has said hello."""
         for name in names:
@@ -164,7 +169,7 @@ class Broker:
         if self._router in ready:
             self._drain_router()
         if self._monitor in ready:
-            self._on_disconnected(recv_monitor_message(self._monitor)["value"])
+            self._drain_monitor()
         if self._launcher.fileno() in ready:
             self._on_zygote()
         now_s = time.monotonic()
@@ -198,6 +203,9 @@ class Broker:
             hello = wire.parse_control(from_worker, frames[0])
             if not isinstance(hello, Hello):
                 raise wire.WireError(f"{type(hello).__name__} before hello")
+            # the kernel gives descriptors out again: the end of whoever had this one before must be heard first, and
+            # it has been said, for it came before this connection was accepted
+            self._drain_monitor()
             worker.socket = frames[0].get(zmq.SRCFD)
             self.caps[worker.name] = hello.caps
             if worker.order is not None:
@@ -213,13 +221,15 @@ class Broker:
         worker.leaving = self._one_task and not worker.name.startswith(SERVICE)
         self.outcomes[order.task] = outcome
 
-    def _on_disconnected(self, descriptor: int) -> None:
-        """Heartbeats stopped or the process died. A stopped process is alive, so it must be ended."""
-        for worker in self._workers.values():
-            if worker.socket == descriptor and worker.alive:
-                worker.socket = None
-                if worker.order is not None:
-                    self._kill(worker)
+    def _drain_monitor(self) -> None:
+        """Whose heartbeats stopped or whose process died. A stopped process is alive, so it must be ended."""
+        while self._monitor.poll(0):
+            descriptor = recv_monitor_message(self._monitor)["value"]
+            for worker in self._workers.values():
+                if worker.socket == descriptor:
+                    worker.socket = None
+                    if worker.alive:
+                        self._kill(worker)
 
     def _on_zygote(self) -> None:
         message = self._launcher.hear()

@@ -14,7 +14,9 @@ from msgspec import Struct
 from torch import Tensor
 
 from fleetbed.emulator.bundle import Bundle, Value
-from fleetbed.emulator.engine import Participant, Progress
+from fleetbed.emulator.engine import Progress
+from fleetbed.emulator.evaluation import Moment
+from fleetbed.emulator.participant import Participant
 from fleetbed.emulator.policies import AnyPolicy
 from fleetbed.emulator.storage import Damaged, load_bundle, save_bundle
 from fleetbed.emulator.task import Task
@@ -42,8 +44,10 @@ class Stored(Struct, frozen=True, kw_only=True):
     round_host_s: float
     host_s: float  # how long the run had been going
     empty_rounds: int
+    evaluated: Moment | None
     kept: dict[int, str | None]
     variants: dict[int, str]
+    unfit: list[int]
     state: Packed
     sent: dict[int, Packed]
 
@@ -78,7 +82,9 @@ class Checkpoints:
             round_host_s=progress.round_host_s,
             host_s=host_s,
             empty_rounds=progress.empty_rounds,
+            evaluated=progress.evaluated,
             kept={number: who.kept for number, who in participants.items()},
+            unfit=[number for number, who in participants.items() if not who.fit],
             variants={number: who.client.variant for number, who in participants.items()},
             state=pack(progress.state),
             sent={number: pack(bundle) for number, bundle in progress.sent.items()},
@@ -120,6 +126,7 @@ class Checkpoints:
             round_start_s=stored.round_start_s,
             round_host_s=stored.round_host_s,
             empty_rounds=stored.empty_rounds,
+            evaluated=stored.evaluated,
         )
         return stored, progress
 

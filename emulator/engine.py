@@ -10,42 +10,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fleetbed.emulator import wire
-from fleetbed.emulator.algorithm import Algorithm, Arrival, Client
+from fleetbed.emulator.algorithm import Arrival
 from fleetbed.emulator.bundle import Bundle
-from fleetbed.emulator.evaluation import Evaluations
+from fleetbed.emulator.evaluation import Evaluations, Moment
 from fleetbed.emulator.executor import Executor, Order, Outcome
+from fleetbed.emulator.layout import Layout
 from fleetbed.emulator.messages import Train, Trained
 from fleetbed.emulator.network import transfer
-from fleetbed.emulator.planner import Planner, server_seconds
+from fleetbed.emulator.participant import Participant
+from fleetbed.emulator.planner import server_seconds
 from fleetbed.emulator.policies import AnyPolicy, Decision
+from fleetbed.emulator.preparation import Prepared
 from fleetbed.emulator.records import Records
 from fleetbed.emulator.task import Task, task_row
 from fleetbed.emulator.timeline import Event, Kind, Timeline
 from fleetbed.profiles.errors import FleetbedError
-from fleetbed.profiles.experiment import RunConfig
-from fleetbed.profiles.types import ClientSpec, Device, Link
 
 #: so many rounds in a row without a single result end the run: nothing will come of it
 MOST_EMPTY_ROUNDS = 20
-
-
-@dataclass
-class Participant:
-    """A client of the run, with what was chosen for it."""
-
-    spec: ClientSpec
-    client: Client
-    cap_bytes: int
-    capped: bool = True  # False: a variant was forced on it that need not fit
-    share: float = 1.0  # of a host core, while its task runs
-    kept: str | None = None  # the committed file of what it keeps
-
-    @property
-    def worker(self) -> str:
-        return f"client-{self.spec.name}"
 
 
 @dataclass
@@ -63,19 +48,15 @@ class Progress:
     round_start_s: float = 0.0
     round_host_s: float = 0.0
     empty_rounds: int = 0
+    evaluated: Moment | None = None  # the last evaluation that was asked for
 
 
 class Engine:
     def __init__(
         self,
         *,
-        config: RunConfig,
-        participants: dict[int, Participant],
-        server: Device,
-        server_link: Link,
-        method: Algorithm,
-        planner: Planner,
-        dilation: float | None,
+        layout: Layout,
+        prepared: Prepared,
         executor: Executor,
         evaluations: Evaluations,
         records: Records,
@@ -84,13 +65,13 @@ class Engine:
         tick: Callable[[], None],
         started_s: float,
     ) -> None:
-        self.config = config
-        self.participants = participants
-        self._server = server
-        self._server_link = server_link
-        self._method = method
-        self._planner = planner
-        self._dilation = dilation  # None: full speed, durations are the plan's
+        self.config = layout.config
+        self.participants = prepared.participants
+        self._server = layout.server
+        self._server_link = layout.server_link
+        self._method = prepared.method
+        self._planner = prepared.planner
+        self._dilation = prepared.dilation  # None: full speed, durations are the plan's
         self.executor = executor
         self._evaluations = evaluations
         self._records = records
@@ -107,12 +88,12 @@ class Engine:
     def run(self) -> None:
         """From where the progress stands to the end of the experiment."""
         p = self.progress
-        if p.version == 0 and p.next_task == 0:
-            self._evaluate()
+        if p.next_task == 0:
+            self._checkpoint(p)
+            self._evaluate(0)
             self._open()
         else:
-            for task in p.tasks.values():
-                self._submit(task)
+            self._take_up()
         while not self._over() and (event := p.timeline.pop()) is not None:
             self._handle(event)
             self._tick()
@@ -121,6 +102,20 @@ class Engine:
         for task in list(p.tasks.values()):
             self._give_up(task, "the run ended")
         self._evaluations.collect(wait=True)
+
+    def _take_up(self) -> None:
+        """After a checkpoint: what was under way is done again, results included, since none are stored."""
+        p = self.progress
+        if p.evaluated is not None and p.evaluated.version == p.version:
+            self._submit_evaluation(p.evaluated)
+        for task in p.tasks.values():
+            self._submit(task)
+        for task in p.tasks.values():
+            if task.compute_end_s is not None:
+                outcome = self.executor.wait(task.number)
+                if outcome.kind != "ok":
+                    raise FleetbedError(f"task {task.number} was done before and failed now: {outcome.detail}")
+                self._replies[task.number] = wire.unpack(outcome.frames)
 
     def _over(self) -> bool:
         experiment, p = self.config.experiment, self.progress
@@ -257,8 +252,31 @@ class Engine:
         self._write(task)
         if outcome != "ok":
             self._forget(task)
+        if outcome == "oom":
+            self._step_down(self.participants[task.client], detail)
         decision = self.progress.policy.ended(task.number, task.client, ok=outcome == "ok", idle=self._idle())
         self._carry_out(decision)
+
+    def _step_down(self, who: Participant, detail: str) -> None:
+        """A client that ran out of memory comes back with the next smaller variant and nothing kept, or not at all."""
+        variants, variant = self._method.context.family.variants, who.client.variant
+        if self._dilation is None and self.config.experiment.timing.source == "modelled":
+            raise FleetbedError(
+                f"client {who.spec.name} ({who.spec.kind}) ran out of memory with {variant}, which should fit: "
+                f"{detail}; raise budgets.memory_margin, or use timing.source calibrated, which tries it out first"
+            )
+        position = variants.index(variant)
+        if position == 0 or not who.capped:
+            who.fit = False
+            self._notice("unfit", f"client {who.spec.name} ran out of memory with {variant} and leaves the run")
+            return
+        who.client = replace(who.client, variant=variants[position - 1])
+        who.kept = None
+        self._notice("step-down", f"client {who.spec.name} ran out of memory with {variant}, now {who.client.variant}")
+
+    def _notice(self, kind: str, text: str) -> None:
+        row = {"host_s": self._host_s(), "device_s": self.progress.timeline.now_s, "kind": kind, "text": text}
+        self._records.write({"notices": [row]})
 
     def _give_up(self, task: Task, why: str) -> None:
         """Nobody waits for this task any more."""
@@ -285,7 +303,7 @@ class Engine:
     def _idle(self) -> list[int]:
         """Who can be invited: nobody with a task under way or a result that is not merged yet."""
         busy = {task.client for task in self.progress.tasks.values()}
-        return [number for number in self.participants if number not in busy]
+        return [number for number, who in self.participants.items() if who.fit and number not in busy]
 
     def _carry_out(self, decision: Decision) -> None:
         p = self.progress
@@ -382,12 +400,16 @@ class Engine:
             }
         )
 
-    def _evaluate(self, round_: int = 0) -> None:
-        p = self.progress
-        last = p.policy.round > self.config.experiment.rounds
-        if round_ % self.config.experiment.evaluation.every == 0 or last:
-            kept = {number: who.kept for number, who in self.participants.items()}
-            self._evaluations.submit(self._method.targets(p.state), kept, p.version, round_, p.timeline.now_s)
+    def _evaluate(self, finished_round: int) -> None:
+        experiment, p = self.config.experiment, self.progress
+        last = p.policy.round > experiment.rounds
+        if finished_round % experiment.evaluation.every == 0 or last:
+            p.evaluated = Moment(p.version, finished_round, p.timeline.now_s)
+            self._submit_evaluation(p.evaluated)
+
+    def _submit_evaluation(self, when: Moment) -> None:
+        kept = {number: who.kept for number, who in self.participants.items()}
+        self._evaluations.submit(self._method.targets(self.progress.state), kept, when)
 
     def doing(self, task: Task) -> str:
         """What a client is at, in device time."""

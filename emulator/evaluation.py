@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from fleetbed.emulator import wire
 from fleetbed.emulator.algorithm import Target
 from fleetbed.emulator.bundle import Bundle
@@ -12,6 +15,14 @@ from fleetbed.emulator.executor import SERVICE, Executor, Order
 from fleetbed.emulator.messages import Evaluate, Evaluated
 from fleetbed.emulator.records import Records
 from fleetbed.profiles.errors import FleetbedError
+
+
+class Moment(Struct, frozen=True):
+    """After which merge, at the end of which round, when in device time."""
+
+    version: int
+    round: int
+    device_s: float
 
 
 class Evaluations:
@@ -29,9 +40,7 @@ class Evaluations:
         self,
         targets: Sequence[Target],
         kept: Mapping[int, str | None],
-        version: int,
-        round_: int,
-        device_s: float,
+        when: Moment,
     ) -> None:
         for target in targets:
             file = kept[target.client] if target.client is not None else None
@@ -44,16 +53,14 @@ class Evaluations:
                 batch=self._batch,
             )
             self._pending[self._next] = {
-                "version": version,
-                "round": round_,
-                "device_s": device_s,
+                **msgspec.structs.asdict(when),
                 "target": target.name,
                 "variant": target.variant,
                 "client": target.client,
                 "local": int(target.local),
             }
             frames = wire.pack(Bundle(target.tensors or {}))
-            self._executor.submit(Order(header=header, worker=SERVICE, frames=frames, start_s=device_s))
+            self._executor.submit(Order(header=header, worker=SERVICE, frames=frames, start_s=when.device_s))
             self._next -= 1
 
     def collect(self, *, wait: bool = False, before: int | None = None) -> None:

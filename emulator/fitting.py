@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -68,6 +68,46 @@ def _choose(layout: Layout, spec: ClientSpec, work: Callable[[str], Work], secon
         budgets=experiment.budgets,
         seconds=lambda variant, work: seconds(spec.device, variant, work),
     )
+
+
+class Trial(Protocol):
+    """Takes one training step of so many samples under a memory cap; says what went wrong, if anything."""
+
+    def try_out(self, name: str, variant: str, samples: int, cap_bytes: int) -> str | None: ...
+
+
+def try_out(layout: Layout, choices: dict[int, Choice], trial: Trial) -> dict[int, Choice]:
+    """Each choice under its real cap, once per kind of device; what does not fit after all steps down."""
+    if layout.config.algorithm.variant is not None:
+        return choices
+    method = layout.method(layout.stand_ins())
+    state = method.setup()
+    found: dict[tuple[str, str, int], Choice] = {}
+    for number, choice in choices.items():
+        if choice.variant is None:
+            continue
+        spec = layout.specs[number]
+        work = method.heaviest(state, Client(number, choice.variant, len(layout.split.train[number])))
+        samples = work.batch + sum(extra.samples for extra in work.each_step)
+        key = (spec.kind, choice.variant, samples)
+        if key not in found:
+            found[key] = _tried(layout, spec, choice, samples, trial)
+        choices = {**choices, number: found[key]}
+    return choices
+
+
+def _tried(layout: Layout, spec: ClientSpec, choice: Choice, samples: int, trial: Trial) -> Choice:
+    variants = layout.family.variants
+    variant = choice.variant
+    while variant is not None:
+        problem = trial.try_out(f"trial-{spec.kind}-{variant}", variant, samples, int(spec.device.cap_mib * MIB))
+        if problem is None:
+            return choice
+        position = variants.index(variant)
+        larger, variant = variant, variants[position - 1] if position else None
+        reason = f"{larger} was tried out under the cap of {spec.device.cap_mib:.0f} MiB and did not fit: {problem}"
+        choice = msgspec.structs.replace(choice, variant=variant, reason=reason)
+    return choice
 
 
 def client_rows(

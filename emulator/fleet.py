@@ -13,12 +13,12 @@ import torch
 from fleetbed.emulator import host, pacing
 from fleetbed.emulator.algorithm import Client
 from fleetbed.emulator.broker import Broker
-from fleetbed.emulator.engine import Participant
-from fleetbed.emulator.executor import SERVICE, Executor, InlineExecutor
+from fleetbed.emulator.executor import SERVICE, Executor, InlineExecutor, Order
 from fleetbed.emulator.launcher import Launcher
 from fleetbed.emulator.layout import Layout
 from fleetbed.emulator.limits.plan import Cap, GpuPlan, LimitPlan
-from fleetbed.emulator.messages import Setup
+from fleetbed.emulator.messages import Measure, Setup
+from fleetbed.emulator.participant import Participant
 from fleetbed.emulator.storage import write_atomically
 from fleetbed.emulator.workplace import Workplace
 from fleetbed.profiles.errors import HostCannot
@@ -37,6 +37,7 @@ class Fleet:
         self._mode = experiment.processes
         self._paced = experiment.timing.source == "enforced"
         self._broker: Broker | None = None
+        self._trials = 0
         self.executor: Executor
         setup = self._write_setup(())
         if self._mode == "inline":
@@ -56,6 +57,26 @@ class Fleet:
         for number in range(math.ceil(capacity)):
             name = f"{SERVICE}-{number}"
             self._broker.enlist(name, f"fleetbed: {name}", LimitPlan(name))
+
+    def try_out(self, name: str, variant: str, samples: int, cap_bytes: int) -> str | None:
+        """One step in a process of its own under this cap; gives what went wrong, if anything."""
+        if self._broker is None:
+            return None
+        self._broker.enlist(name, f"fleetbed: {name}", LimitPlan(name, memory_bytes=cap_bytes))
+        self._trials += 1
+        header = Measure(
+            task=-(1 << 50) - self._trials,
+            variant=variant,
+            kind="train",
+            part="all",
+            samples=samples,
+            optimise=True,
+            once=True,
+        )
+        self._broker.submit(Order(header=header, worker=name))
+        outcome = self._broker.wait(header.task)
+        self._broker.dismiss(name)
+        return None if outcome.kind == "ok" else outcome.detail
 
     def start(self, participants: Mapping[int, Participant]) -> None:
         """Bring the clients in: each process inside its limits before it touches data."""

@@ -57,6 +57,7 @@ class Measure(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields
     part: Part
     samples: int
     optimise: bool
+    once: bool = False  # only to see whether it can be done
 
 
 ToWorker = Train | Evaluate | Measure

@@ -10,6 +10,7 @@ from fleetbed.emulator import pacing
 from fleetbed.models.base import Family, InputSpec
 from fleetbed.models.cost import cost
 from fleetbed.models.work import Pass, Work
+from fleetbed.profiles.errors import FleetbedError
 from fleetbed.profiles.experiment import Optimizer, Timing
 from fleetbed.profiles.types import Device
 
@@ -79,6 +80,8 @@ class Planner:
     def plan(self, device: Device, variant: str, work: Work, task: int) -> Plan:
         flops = cost(self._family, variant, self._spec, work, self._optimizer).flops
         if self._source == "replay":
+            if task not in self._recorded_s:
+                raise FleetbedError(f"the run that is replayed has no duration of task {task}: it ended before it")
             total_s = self._recorded_s[task]
             return Plan(step_s=total_s / max(1, work.steps), total_s=total_s, flops=flops)
         slowdown = self.slowdown(device)

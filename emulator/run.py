@@ -17,21 +17,25 @@ from typing import Any
 
 import msgspec
 
-from fleetbed.emulator import host, pacing
-from fleetbed.emulator.algorithm import Algorithm, Client
+from fleetbed.emulator import host
 from fleetbed.emulator.bundle import Bundle, Value
-from fleetbed.emulator.calibration import Calibration, Store, host_fingerprint, load_or_measure
+from fleetbed.emulator.calibration import host_fingerprint
 from fleetbed.emulator.checkpoint import Checkpoints
-from fleetbed.emulator.engine import Engine, Participant, Progress
+from fleetbed.emulator.engine import Engine, Progress
 from fleetbed.emulator.evaluation import Evaluations
-from fleetbed.emulator.fitting import MIB, client_rows, fit
 from fleetbed.emulator.fleet import Fleet
 from fleetbed.emulator.layout import Layout, lay_out
 from fleetbed.emulator.network import Pipe
-from fleetbed.emulator.planner import Planner
 from fleetbed.emulator.policies import make_policy
+from fleetbed.emulator.preparation import (
+    Fresh,
+    Prepared,
+    calibration_from,
+    calibration_meta,
+    prepare_again,
+    prepare_fresh,
+)
 from fleetbed.emulator.records import Records
-from fleetbed.emulator.references import References
 from fleetbed.emulator.storage import load_bundle, save_bundle
 from fleetbed.emulator.targets import target_tensors
 from fleetbed.emulator.timeline import Timeline
@@ -99,48 +103,15 @@ class _Run:
         self._checkpoints = Checkpoints(folder)
 
     def begin(self) -> None:
-        experiment, started_s = self._config.experiment, time.monotonic()
-        source = experiment.timing.source
-        calibration = None
-        if source in ("enforced", "calibrated"):
-            if Store().load() is None:
-                self._watch.say("measuring how fast this host is, once: about ten seconds")
-            calibration = load_or_measure()
+        started_s = time.monotonic()
         with contextlib.closing(Fleet(self._layout, self._folder, self._watch.tick)) as fleet:
-            planner, references = self._planner(fleet, calibration)
-            choices = fit(self._layout, lambda device, variant, work: planner.plan(device, variant, work, 0).total_s)
-            self._records.write({"clients": client_rows(self._layout, choices, planner.slowdown)})
-            variants = {number: choice.variant for number, choice in choices.items() if choice.variant is not None}
-            self._watch.say(_summary(variants, len(choices)))
-            dilation = self._dilation(variants, calibration)
-            participants = self._participants(variants, planner, dilation)
-            method = self._layout.method([who.client for who in participants.values()])
-            state = method.setup()
-            if references is not None:
-                # measured now, alone on the host, rather than when the first task needs it
-                self._watch.say("measuring reference times of the models in use")
-                for who in participants.values():
-                    planner.plan(who.spec.device, who.client.variant, method.heaviest(state, who.client), 0)
-                calibration = references.calibration
+            prepared = prepare_fresh(self._layout, fleet, self._watch)
+            self._records.write({"clients": prepared.client_rows})
             self._records.set_meta(
-                timing=_timing(source, dilation, calibration),
-                calibration=None if calibration is None else {"id": calibration.id, **msgspec.to_builtins(calibration)},
+                timing=prepared.timing(self._config.experiment.timing.source),
+                calibration=calibration_meta(prepared.calibration),
             )
-            progress = Progress(
-                timeline=Timeline(
-                    down=Pipe(self._layout.server_link.up_mbit_s * 1e6),
-                    up=Pipe(self._layout.server_link.down_mbit_s * 1e6),
-                ),
-                policy=make_policy(
-                    experiment,
-                    self._config.policy,
-                    self._config.seed,
-                    len(participants),
-                    len(method.needs.stages),
-                ),
-                state=state,
-            )
-            self._loop(fleet, participants, method, planner, dilation, progress, started_s)
+            self._loop(fleet, prepared, first_progress(self._layout, prepared), started_s)
 
     def go_on(self) -> None:
         stored, progress, problems = self._checkpoints.load()
@@ -148,49 +119,28 @@ class _Run:
             self._watch.say(f"{problem}; going on from the checkpoint before it")
         self._records.rewind(stored.version, stored.next_task, [task.number for task in stored.tasks])
         self._watch.say(f"going on after merge {stored.version}, {progress.timeline.now_s:.1f} s of device time")
-        timing, kept = self._records.meta("timing"), self._records.meta("calibration")
-        calibration = (
-            None if kept is None else msgspec.convert({k: v for k, v in kept.items() if k != "id"}, Calibration)
-        )
         with contextlib.closing(Fleet(self._layout, self._folder, self._watch.tick)) as fleet:
-            planner, _ = self._planner(fleet, calibration)
-            participants = self._participants(stored.variants, planner, timing["dilation"])
-            for number, name in stored.kept.items():
-                participants[number].kept = name
-            method = self._layout.method([who.client for who in participants.values()])
-            self._loop(
+            prepared = prepare_again(
+                self._layout,
                 fleet,
-                participants,
-                method,
-                planner,
-                timing["dilation"],
-                progress,
-                time.monotonic() - stored.host_s,
+                variants=stored.variants,
+                dilation=self._records.meta("timing")["dilation"],
+                calibration=calibration_from(self._records.meta("calibration")),
             )
+            for number, who in prepared.participants.items():
+                who.kept = stored.kept[number]
+                who.fit = number not in stored.unfit
+            self._loop(fleet, prepared, progress, time.monotonic() - stored.host_s)
 
-    def _loop(
-        self,
-        fleet: Fleet,
-        participants: dict[int, Participant],
-        method: Algorithm,
-        planner: Planner,
-        dilation: float | None,
-        progress: Progress,
-        started_s: float,
-    ) -> None:
-        experiment = self._config.experiment
+    def _loop(self, fleet: Fleet, prepared: Prepared, progress: Progress, started_s: float) -> None:
+        experiment, participants, method = self._config.experiment, prepared.participants, prepared.method
         self._watch.say(f"starting {len(participants)} clients ({experiment.processes})")
         fleet.start(participants)
         self._records.write({"caps": fleet.cap_rows(participants)})
         evaluations = Evaluations(fleet.executor, self._records, experiment.evaluation.batch)
         engine = Engine(
-            config=self._config,
-            participants=participants,
-            server=self._layout.server,
-            server_link=self._layout.server_link,
-            method=method,
-            planner=planner,
-            dilation=dilation,
+            layout=self._layout,
+            prepared=prepared,
             executor=fleet.executor,
             evaluations=evaluations,
             records=self._records,
@@ -213,61 +163,15 @@ class _Run:
         self._records.write({"caps": fleet.cap_rows(participants)})
         self._records.set_meta(degraded=_degraded(self._records))
 
-    def _planner(self, fleet: Fleet, calibration: Calibration | None) -> tuple[Planner, References | None]:
-        experiment = self._config.experiment
-        references = None
-        if calibration is not None:
-            references = References(
-                calibration,
-                Store(),
-                fleet.executor,
-                experiment.model,
-                self._layout.dataset.spec,
-                experiment.training.optimizer,
-            )
-        planner = Planner(
-            source=experiment.timing.source,
-            family=self._layout.family,
-            spec=self._layout.dataset.spec,
-            optimizer=experiment.training.optimizer,
-            host_gflops=None if calibration is None else calibration.rate.alone_gflops,
-            seconds=references.seconds if references is not None else _no_reference,
-        )
-        return planner, references
 
-    def _dilation(self, variants: dict[int, str], calibration: Calibration | None) -> float | None:
-        timing = self._config.experiment.timing
-        if timing.source != "enforced" or calibration is None:
-            return None
-        slowdowns = {}
-        for number in variants:
-            spec = self._layout.specs[number]
-            slowdowns[spec.kind] = pacing.slowdown(calibration.rate.alone_gflops, spec.device)
-        ratio = calibration.rate.busy_to_alone
-        if timing.dilation == "auto":
-            dilation = pacing.auto_dilation(slowdowns.values(), ratio)
-        else:
-            pacing.check_dilation(timing.dilation, slowdowns, ratio)
-            dilation = timing.dilation
-        if dilation > 1:
-            self._watch.say(f"the fleet is faster than this host: a device second takes {dilation:.2f} host seconds")
-        return dilation
-
-    def _participants(
-        self, variants: dict[int, str], planner: Planner, dilation: float | None
-    ) -> dict[int, Participant]:
-        found = {}
-        for number, variant in variants.items():
-            spec = self._layout.specs[number]
-            slowdown = planner.slowdown(spec.device)
-            found[number] = Participant(
-                spec=spec,
-                client=Client(number, variant, len(self._layout.split.train[number])),
-                cap_bytes=int(spec.device.cap_mib * MIB),
-                capped=self._config.algorithm.variant is None,
-                share=1.0 if dilation is None or slowdown is None else pacing.share(slowdown, dilation),
-            )
-        return found
+def first_progress(layout: Layout, prepared: Fresh) -> Progress:
+    config, link = layout.config, layout.server_link
+    stages = len(prepared.method.needs.stages)
+    return Progress(
+        timeline=Timeline(down=Pipe(link.up_mbit_s * 1e6), up=Pipe(link.down_mbit_s * 1e6)),
+        policy=make_policy(config.experiment, config.policy, config.seed, len(prepared.participants), stages),
+        state=prepared.state,
+    )
 
 
 @contextlib.contextmanager
@@ -320,25 +224,6 @@ def _head(config: RunConfig, command: str) -> dict[str, Any]:
     }
 
 
-def _timing(source: str, dilation: float | None, calibration: Calibration | None) -> dict[str, Any]:
-    rate = None if calibration is None else calibration.rate
-    return {
-        "source": source,
-        "dilation": dilation,
-        "host_alone_gflops": None if rate is None else rate.alone_gflops,
-        "host_busy_gflops": None if rate is None else rate.busy_gflops,
-    }
-
-
-def _summary(variants: dict[int, str], total: int) -> str:
-    counts: dict[str, int] = {}
-    for variant in variants.values():
-        counts[variant] = counts.get(variant, 0) + 1
-    chosen = ", ".join(f"{count} x {variant}" for variant, count in sorted(counts.items()))
-    unfit = f"; {total - len(variants)} clients are unfit" if len(variants) < total else ""
-    return f"variants chosen: {chosen}{unfit}"
-
-
 def _degraded(records: Records) -> bool:
     overruns = records.column("SELECT overrun FROM tasks WHERE overrun IS NOT NULL")
     return len(overruns) > 1 and statistics.quantiles(overruns, n=20)[-1] > DEGRADED_OVERRUN
@@ -350,7 +235,3 @@ def _versions() -> dict[str, str]:
 
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def _no_reference(reference: object) -> float:
-    raise AssertionError(f"{reference} was asked for under a timing that needs no reference times")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from fleetbed.emulator.engine import Engine
-from fleetbed.emulator.evaluation import Evaluations
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the engine's own preparation speaks to whoever watches
+    from fleetbed.emulator.engine import Engine
+    from fleetbed.emulator.evaluation import Evaluations
 
 
 class Watch:

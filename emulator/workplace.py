@@ -51,7 +51,7 @@ class Workplace:
         """Touch what all workers share: the data's pages and the libraries' code, by one step of the smallest model."""
         torch.set_num_threads(1)
         self.dataset.touch()
-        self.rehearse(self.context.variants[0])
+        self.rehearse(self.context.family.variants[0])
 
     def rehearse(self, variant: str) -> None:
         """One step that leads nowhere."""
@@ -112,11 +112,11 @@ class Workplace:
         once = self._pass(order, model)
         once()
         times: list[float] = []
-        while len(times) < MEASURE_REPETITIONS or sum(times) < MEASURE_SECONDS:
+        while not order.once and (len(times) < MEASURE_REPETITIONS or sum(times) < MEASURE_SECONDS):
             start = time.perf_counter()
             once()
             times.append(time.perf_counter() - start)
-        return Measured(task=order.task, seconds=statistics.median(times))
+        return Measured(task=order.task, seconds=statistics.median(times or [0.0]))
 
     def _pass(self, order: Measure, model: Net) -> Callable[[], None]:
         spec = self.context.spec

@@ -39,6 +39,7 @@ from fleetbed.emulator.worker import serve
 from fleetbed.emulator.workplace import Workplace
 
 PR_SET_PDEATHSIG = 1
+PF_EXITING = 0x4  # of the kernel's task flags
 MAX_CONTROL_BYTES = 1 << 16
 
 
@@ -87,8 +88,9 @@ class Zygote:
         if isinstance(order, Configure):
             setup = msgspec.json.decode(Path(order.setup).read_bytes(), type=Setup)
             try:
+                first = self._workplace is None
                 self._workplace = Workplace.open(setup)
-                if setup.clients:
+                if first:
                     self._warm_up()
             except Exception as error:  # noqa: BLE001 - told to the broker, which ends the run with it
                 self._say(Trouble(None, f"{type(error).__name__}: {error}"))
@@ -103,8 +105,8 @@ class Zygote:
 
     def _kill(self, worker: str) -> None:
         for pid, (name, _) in self._children.items():
-            # one that has died by itself, and is not reaped yet, must not look like one that had to be killed
-            if name == worker and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            # one that is dying by itself, and is not reaped yet, must not look like one that had to be killed
+            if name == worker and not _is_ending(pid):
                 self._ordered.add(pid)
                 os.kill(pid, signal.SIGKILL)
 
@@ -181,6 +183,13 @@ class Zygote:
         # the broker may have gone; the closed socket ends the loop in run()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._control.send(msgspec.msgpack.encode(message))
+
+
+def _is_ending(pid: int) -> bool:
+    """Whether a child is on its way out or a corpse; its sockets close before its end can be waited for."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    flags = int(stat[stat.rindex(")") + 2 :].split()[6])
+    return bool(flags & PF_EXITING)
 
 
 def main() -> None:

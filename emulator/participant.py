@@ -1,0 +1,23 @@
+"""A client of a run, with what was chosen for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleetbed.emulator.algorithm import Client
+from fleetbed.profiles.types import ClientSpec
+
+
+@dataclass
+class Participant:
+    spec: ClientSpec
+    client: Client
+    cap_bytes: int
+    capped: bool = True  # False: a variant was forced on it that need not fit
+    fit: bool = True  # False: it ran out of memory with the smallest variant and takes no part any more
+    share: float = 1.0  # of a host core, while its task runs
+    kept: str | None = None  # the committed file of what it keeps
+
+    @property
+    def worker(self) -> str:
+        return f"client-{self.spec.name}"

@@ -1,0 +1,56 @@
+"""Repeating an enforced run: its variants and the durations that were recorded, at full speed."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.experiment import RunConfig, TimingChoice
+
+
+class Recording(Struct, frozen=True):
+    variants: dict[int, str | None]
+    compute_s: dict[int, float]  # device seconds of the compute phase by task
+
+
+def read_recording(folder: Path, config: RunConfig) -> Recording:
+    """The recording in a run's folder, refused unless it is of the same experiment, method, policy and seed."""
+    path = folder / "run.sqlite"
+    if not path.exists():
+        raise BadInput(f"timing.replay: {folder} is not a run's folder, there is no run.sqlite in it")
+    try:
+        with closing(sqlite3.connect(f"file:{path.absolute()}?mode=ro", uri=True)) as db:
+            (stored,) = db.execute("SELECT value FROM meta WHERE key = 'config'").fetchone()
+            variants = dict(db.execute("SELECT client, variant FROM clients"))
+            tasks = db.execute(
+                "SELECT task, compute_end_s - compute_start_s FROM tasks WHERE compute_end_s IS NOT NULL"
+            )
+            compute_s = dict(tasks)
+    except (sqlite3.DatabaseError, TypeError) as error:
+        raise BadInput(f"timing.replay: {path} cannot be read as the records of a run: {error}") from error
+    differing = _differences(msgspec.json.decode(stored, type=RunConfig), config)
+    if differing:
+        raise BadInput(f"timing.replay: {folder} is of another configuration, different are: {', '.join(differing)}")
+    return Recording(variants, compute_s)
+
+
+def _differences(recorded: RunConfig, asked: RunConfig) -> list[str]:
+    """The keys in which two configurations differ, beside how time and processes are handled."""
+    trees = []
+    for config in (recorded, asked):
+        experiment = replace(config.experiment, timing=TimingChoice(), processes="resident")
+        trees.append(_flat("", msgspec.to_builtins(replace(config, experiment=experiment))))
+    first, second = trees
+    return sorted(key for key in first.keys() | second.keys() if first.get(key) != second.get(key))
+
+
+def _flat(prefix: str, tree: object) -> dict[str, object]:
+    if isinstance(tree, dict) and tree:
+        return {k: v for key, part in tree.items() for k, v in _flat(f"{prefix}{key}.", part).items()}
+    return {prefix.rstrip("."): tree}
