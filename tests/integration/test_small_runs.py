@@ -31,9 +31,9 @@ EVALUATIONS = "SELECT version, round, device_s, target, accuracy, loss FROM eval
 
 
 def processes() -> dict[str, psutil.Process]:
-    """The processes of fleetbed by what `ps` calls them."""
+    """The processes of our run by what `ps` calls them."""
     found = {}
-    for process in psutil.process_iter():
+    for process in psutil.Process().children(recursive=True):
         try:
             line = " ".join(process.cmdline()).strip()
         except psutil.Error:
@@ -45,7 +45,11 @@ def processes() -> dict[str, psutil.Process]:
 
 def leftovers() -> list[str]:
     cgroups = [str(path) for path in Path("/sys/fs/cgroup").glob("**/fleetbed-*.heteroavg-*")]
-    return [*processes(), *cgroups, *(p.name for p in Path(tempfile.gettempdir()).glob("fleetbed-????????-*.heteroavg-*"))]
+    return [
+        *processes(),
+        *cgroups,
+        *(p.name for p in Path(tempfile.gettempdir()).glob(f"fleetbed-????????-{os.getpid()}-*")),
+    ]
 
 
 class Meddler(Watch):
@@ -77,7 +81,7 @@ def test_every_mode_gives_the_same_results_and_leaves_nothing_behind(start: Star
     resident = start("processes=resident", name="resident", watch=watch)
     assert {"zygote", "client 000 raspberry-pi-zero-2w", "client 007 raspberry-pi-5-8gb"} <= watch.seen
     folders = [resident, *(start(f"processes={mode}", name=mode) for mode in ("on-demand", "inline"))]
-    assert leftovers() == before
+    assert set(leftovers()) <= set(before)
     for sql in (REPEATABLE, EVALUATIONS):
         rows = [query(folder, sql) for folder in folders]
         assert len(rows[0]) >= 3
@@ -120,7 +124,7 @@ def test_a_killed_client_is_an_outcome_and_the_round_goes_on(start: Start) -> No
         (3, "crash", "ended by signal 9")
     ]
     assert query(folder, "SELECT merged FROM rounds") == [(7,), (8,)]
-    assert leftovers() == before
+    assert set(leftovers()) <= set(before)
 
 
 @pytest.mark.slow
