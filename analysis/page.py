@@ -161,7 +161,7 @@ def _conditions(runs: Sequence[Run]) -> str:
         "Kernel, Python": f"{host.get('kernel', MISSING)}, {host.get('python', MISSING)}",
         "Versions": ", ".join(
             [f"fleetbed {first.meta.get('fleetbed_version', MISSING)}"]
-            + [f"{name} {version}" for name, version in (first.meta.get("versions") or {}).items()]
+            + [f"{k} {v}" for k, v in (first.meta.get("versions") or {}).items() if k != "fleetbed"]
         ),
         "Timing": f"{timing.get('source', MISSING)}"
         + (f", {digits(dilation)} host seconds per device second" if isinstance(dilation, (int, float)) else ""),

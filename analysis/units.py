@@ -12,7 +12,8 @@ _SPANS = ((2 * 86_400.0, 86_400.0, "d"), (2 * 3600.0, 3600.0, "h"), (120.0, 60.0
 def scale(largest: float, axis: str) -> tuple[float, str]:
     """What to divide an axis by, and the unit that is left; `axis` is one of `curves.AXES`."""
     if axis == "time":
-        return next(((size, unit) for least, size, unit in _SPANS if largest >= least), (1.0, "s"))
+        below = (1e-3, "ms") if 0 < largest < 1 else (1.0, "s")
+        return next(((size, unit) for least, size, unit in _SPANS if largest >= least), below)
     if axis == "rounds":
         return 1.0, ""
     unit = {"bytes": "B", "joules": "J", "flops": "FLOP"}[axis]

@@ -28,7 +28,7 @@ const UNITS = {bytes: "B", joules: "J", flops: "FLOP"};
 function scale(largest, axis) {
   if (axis === "time") {
     for (const [least, size, unit] of SPANS) if (largest >= least) return [size, unit];
-    return [1, "s"];
+    return largest > 0 && largest < 1 ? [1e-3, "ms"] : [1, "s"];
   }
   if (axis === "rounds") return [1, ""];
   for (const [size, prefix] of PREFIXES) if (largest >= size) return [size, prefix + UNITS[axis]];

@@ -205,7 +205,8 @@ class Timeline {
     }
     const rows = this.rows.size;
     const thick = Math.max(5, Math.min(18, Math.floor(560 / Math.max(1, rows))));
-    this.pad = width < 560 ? 40 : 130;
+    const names = [...this.rows.keys()].map((client) => clientName(this.run, this.payload, client));
+    this.pad = width < 560 ? 40 : Math.min(210, 16 + 6.2 * Math.max(4, ...names.map((name) => name.length)));
     const height = rows * thick + 30;
     const root = svg("svg", {viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": `Timeline of ${rows} clients`});
     const x = (time) => this.pad + ((time - this.from) / (this.to - this.from)) * (width - this.pad);
@@ -216,12 +217,11 @@ class Timeline {
     }
     this.bars(root, x, thick, width);
     const every = Math.ceil(11 / thick);
-    for (const [client, place] of this.rows) {
-      if (place % every) continue;
-      const full = clientName(this.run, this.payload, client);
-      const label = svg("text", {class: "row-label", x: this.pad - 8, y: place * thick + thick / 2 + 4, "text-anchor": "end"}, this.pad < 100 ? full.split(" ")[0] : shortened(full, 20));
-      root.append(label);
-    }
+    names.forEach((name, place) => {
+      if (place % every) return;
+      const text = width < 560 ? name.split(" ")[0] : shortened(name, 32);
+      root.append(svg("text", {class: "row-label", x: this.pad - 8, y: place * thick + thick / 2 + 4, "text-anchor": "end"}, text));
+    });
     this.tip = element("div", {class: "tip", hidden: ""});
     this.box.replaceChildren(root, this.tip);
     this.thick = thick;
