@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -34,9 +34,11 @@ app.add_typer(report.privacy, name="privacy", rich_help_panel=RESULTS)
 app.command("run")(run.run)
 app.command("schema", rich_help_panel=DESCRIBE)(profiles.schema)
 profiles.app.command("measure")(host.measure)
-for command in (host.doctor, host.calibrate, host.verify):
+_HOST_COMMANDS: tuple[Callable[..., None], ...] = (host.doctor, host.calibrate, host.verify)
+_RESULT_COMMANDS: tuple[Callable[..., None], ...] = (report.report, report.plot, report.compare, report.export)
+for command in _HOST_COMMANDS:
     app.command(rich_help_panel=HOST)(command)
-for command in (report.report, report.plot, report.compare, report.export):
+for command in _RESULT_COMMANDS:
     app.command(rich_help_panel=RESULTS)(command)
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fleetbed.cli.common import AsJson, ProfileFolders, complain, print_json
+from fleetbed.cli.common import AsJson, ProfileFolders, complain, print_json, print_table
 from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.experiment import Experiment, runs
 from fleetbed.profiles.resolve import check_search, load_experiment
+
+if TYPE_CHECKING:
+    from fleetbed.emulator.watch import Watch
 
 
 def run(
@@ -24,6 +29,9 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the runs go; it must not exist.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with what is in this folder.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what it will take in device time, host time and disk, and stop.")
+    ] = False,
     profiles: ProfileFolders = None,
     as_json: AsJson = False,
 ) -> None:
@@ -50,6 +58,9 @@ def run(
             search = tuple(profiles or ())
             check_search(search)
             asked = load_experiment(experiment, search, sets or ())
+            if dry_run:
+                _forecast(asked, search, watch, as_json)
+                return
             command = shlex.join(["fleetbed", *sys.argv[1:]])
             folders = start_study(asked, folder, search=search, command=command, watch=watch)
     except KeyboardInterrupt:
@@ -59,3 +70,27 @@ def run(
         print_json({"folder": str(folder), "runs": [str(path) for path in folders]})
     else:
         print(folder)
+
+
+def _forecast(experiment: Experiment, search: Sequence[Path], watch: Watch, as_json: bool) -> None:
+    from fleetbed.cli.live import duration
+    from fleetbed.emulator.forecast import forecast
+
+    found = [forecast(config, search=search, watch=watch) for config in runs(experiment)]
+    if as_json:
+        print_json(found)
+        return
+    columns = ("run", "clients", "unfit", "tasks", "device time", "host time", "disk")
+    rows = [
+        (
+            each.run,
+            each.clients,
+            each.unfit,
+            each.tasks,
+            duration(each.device_s),
+            "unknown" if each.host_s is None else f"about {duration(each.host_s)}",
+            f"{each.disk_bytes / 1e6:.0f} MB",
+        )
+        for each in found
+    ]
+    print_table("what it will take", columns, rows)

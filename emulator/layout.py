@@ -30,8 +30,10 @@ class Layout:
     family: Family
 
     def stand_ins(self) -> list[Client]:
-        """A client of every variant, so that the method can say what each would do before one is chosen."""
-        return [Client(number, variant, 1) for number, variant in enumerate(self.family.variants)]
+        """A client of every variant in question, so that the method can say what each would do."""
+        fixed = self.config.algorithm.variant
+        variants = self.family.variants if fixed is None else (fixed,)
+        return [Client(number, variant, 1) for number, variant in enumerate(variants)]
 
     def method(self, clients: Sequence[Client]) -> Algorithm:
         """The method for these clients, refused by name where it does not go with the experiment."""

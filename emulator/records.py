@@ -145,9 +145,8 @@ class Records:
             raise
         self._db.execute("COMMIT")
 
-    def column(self, query: str) -> list[Any]:
-        """The first column of what a query finds."""
-        return [row[0] for row in self._db.execute(query)]
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        return self._db.execute(query).fetchall()
 
     def rewind(self, version: int, next_task: int, under_way: Iterable[int]) -> None:
         """Take back what was written after a checkpoint: it will happen again, its own evaluation too."""

@@ -225,7 +225,7 @@ def _head(config: RunConfig, command: str) -> dict[str, Any]:
 
 
 def _degraded(records: Records) -> bool:
-    overruns = records.column("SELECT overrun FROM tasks WHERE overrun IS NOT NULL")
+    overruns = [overrun for (overrun,) in records.rows("SELECT overrun FROM tasks WHERE overrun IS NOT NULL")]
     return len(overruns) > 1 and statistics.quantiles(overruns, n=20)[-1] > DEGRADED_OVERRUN
 
 

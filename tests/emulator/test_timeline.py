@@ -57,8 +57,8 @@ def test_one_transfer_is_limited_by_its_own_link_and_delayed() -> None:
 
 
 def test_the_server_link_is_shared_max_min_fairly() -> None:
-    # capacity 10: the slow client takes its 2, the fast one the other 8; when the slow one is done (10/2 = 5 s) the fast
-    # one has 100 - 8*5 = 60 left and the whole 10: it ends at 5 + 6 = 11 s
+    # capacity 10: the slow client takes its 2, the fast one the other 8; when the slow one is done (10/2 = 5 s) the
+    # other has 100 - 8*5 = 60 left and the whole 10: it ends at 5 + 6 = 11 s
     line = timeline(capacity_bit_s=10.0)
     line.send(Kind.UPLOADED, Transfer(0, 0, remaining_bits=100.0, limit_bit_s=100.0, delay_s=0.0))
     line.send(Kind.UPLOADED, Transfer(1, 1, remaining_bits=10.0, limit_bit_s=2.0, delay_s=0.0))
