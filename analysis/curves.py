@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -56,6 +57,7 @@ def mean_accuracy(evaluations: Sequence[Evaluation]) -> float:
     return float(np.average([evaluation.accuracy for evaluation in evaluations], weights=weights))
 
 
+@lru_cache(maxsize=512)  # a report asks for each several times
 def curve(run: Run, axis: Axis) -> Curve | None:
     """None where the run was never evaluated, or (joules) where no device states its watts."""
     by_version: dict[int, list[Evaluation]] = {}

@@ -153,9 +153,9 @@ class Notice(Struct, frozen=True):
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
-    """Everything that one run recorded."""
+    """Everything that one run recorded. Equal is what is the same object, so that figures of it can be kept."""
 
     folder: Path
     config: RunConfig

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fleetbed.analysis.runs import Round, Run, Task
 
@@ -47,7 +48,8 @@ class Participation:
     last: int  # how many merges waited for a client of this kind
 
 
-def round_costs(run: Run) -> list[RoundCost]:
+@lru_cache(maxsize=64)  # a report asks for them five times
+def round_costs(run: Run) -> tuple[RoundCost, ...]:
     merged: dict[int, list[Task]] = {}
     invited: dict[tuple[int, str], list[Task]] = {}
     for task in run.tasks:
@@ -55,10 +57,10 @@ def round_costs(run: Run) -> list[RoundCost]:
             merged.setdefault(task.merged_version, []).append(task)
         invited.setdefault((task.round, task.stage), []).append(task)
     in_rounds = run.config.policy.kind in ROUND_POLICIES
-    return [
+    return tuple(
         _round_cost(one, merged.get(one.version, []), invited.get((one.round, one.stage), []), in_rounds)
         for one in run.rounds
-    ]
+    )
 
 
 def _round_cost(one: Round, merged: list[Task], invited: list[Task], in_rounds: bool) -> RoundCost:
@@ -89,7 +91,7 @@ def _round_cost(one: Round, merged: list[Task], invited: list[Task], in_rounds: 
     )
 
 
-def waited_for(costs: list[RoundCost]) -> list[tuple[int, int, float]]:
+def waited_for(costs: Sequence[RoundCost]) -> list[tuple[int, int, float]]:
     """The clients that rounds waited for: how often, and how many seconds in all were for them alone."""
     found: dict[int, tuple[int, float]] = {}
     for cost in costs:
