@@ -1,0 +1,186 @@
+"""Counting what training holds in memory, by running it on tensors that have shapes but no storage.
+
+Under torch's fake mode every operator runs as it would on the CPU, only without data, so a whole training step takes
+a fraction of a second whatever the model and the batch are. The ledger sees each operator from below autograd:
+what is saved for the backward pass, gradients, and what lives for a moment between two operators are all tensors
+that are alive, and are counted as such. What an operator allocates inside itself it cannot see; `scratch_bytes`
+has a rule for those where that is much.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+FLOAT_BYTES = 4
+#: oneDNN keeps channels in blocks of 16 where the CPU has AVX-512, and pads to them; fewer elsewhere. One figure for
+#: all hosts, so that a prediction does not depend on where it is made.
+CHANNEL_BLOCK = 16
+
+
+class Ledger(TorchDispatchMode):
+    """The bytes alive by role, and the roles at the moment when their sum was largest."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live: Counter[str] = Counter()
+        self.at_peak: Counter[str] = Counter()
+        self._role: str | None = "activations"
+        self._at_peak_numbers: set[int] = set()
+        self._known: dict[int, int] = {}  # address of a living storage -> its number
+        self._roles: dict[int, tuple[str, int]] = {}  # number -> role, bytes
+        self._numbers = itertools.count()
+
+    @property
+    def peak(self) -> int:
+        return self.at_peak.total()
+
+    @contextmanager
+    def role(self, name: str | None) -> Iterator[None]:
+        """What is allocated inside is booked under `name`; under None it is not counted."""
+        before, self._role = self._role, name
+        try:
+            yield
+        finally:
+            self._role = before
+
+    def hold(self, role: str, size: int) -> None:
+        """Book bytes that stay, without a tensor."""
+        self.live[role] += size
+        self.scratch(0)
+
+    def scratch(self, size: int) -> None:
+        """Book bytes that are needed for a moment, on top of what is alive."""
+        if self.live.total() + size > self.peak:
+            self.at_peak = self.live + Counter(workspace=size)
+            self._at_peak_numbers = set(self._roles)
+
+    def rebook(self, tensor: Tensor, role: str) -> None:
+        """Move a tensor to another role: a gradient is known as one only once it is accumulated."""
+        number = self._known[tensor.untyped_storage()._cdata]
+        before, size = self._roles[number]
+        self._roles[number] = (role, size)
+        for book in (self.live, self.at_peak) if number in self._at_peak_numbers else (self.live,):
+            book[before] -= size
+            book[role] += size
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.prim.device.default:  # half of all calls, and each would go through every mode
+            return args[0].fake_device
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mkldnn_rnn_layer.default:
+            self._book(out[3].untyped_storage(), _lstm_workspace(args))  # of unknown size in fake mode
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                self._book(tensor.untyped_storage())
+        self.scratch(scratch_bytes(func, args, out))
+        return out
+
+    def _book(self, storage: torch.UntypedStorage, size: int | None = None) -> None:
+        address = storage._cdata
+        if address in self._known:
+            return
+        if size is None:
+            size = storage.nbytes()
+        role, size = (self._role, size) if self._role else ("uncounted", 0)
+        number = next(self._numbers)
+        self._known[address] = number
+        self._roles[number] = (role, size)
+        self.live[role] += size
+        weakref.finalize(storage, self._drop, address, number)
+
+    def _drop(self, address: int, number: int) -> None:
+        role, size = self._roles.pop(number)
+        self.live[role] -= size
+        del self._known[address]
+
+
+def scratch_bytes(func: Any, args: tuple[Any, ...], out: Any) -> int:
+    """What an operator needs inside itself beyond its inputs and outputs."""
+    rule = _RULES.get(func)
+    return rule(args, out) if rule else 0
+
+
+def _convolution(args: tuple[Any, ...], out: Tensor) -> int:
+    """oneDNN computes on blocked copies of input and weight into a blocked result, and copies that back."""
+    x, weight = args[0], args[1]
+    blocked_out = _blocked(out)
+    return max(_read(x) + _blocked_weight(weight) + blocked_out - _bytes(out), blocked_out)
+
+
+def _convolution_backward(args: tuple[Any, ...], out: tuple[Tensor | None, ...]) -> int:
+    """First the gradient of the input, then that of the weight, each on blocked copies of what it reads."""
+    gradient, x, weight, stride = args[0], args[1], args[2], args[4]
+    blocked_gradient, blocked_weight = _blocked(gradient), _blocked_weight(weight)
+    need = 0
+    if out[0] is not None:
+        blocked_x = _blocked(x)
+        # the weight's gradient, already in the ledger as an output, is not there yet
+        need = max(blocked_gradient + blocked_weight + blocked_x - _bytes(x), blocked_x) - _bytes(weight)
+        if max(stride) > 1:
+            need = max(need, 2 * _bytes(x) - _bytes(weight))
+    if out[1] is not None:
+        need = max(need, _read(x) + blocked_gradient + blocked_weight - _bytes(weight), blocked_weight)
+    return need
+
+
+def _lstm_workspace(args: tuple[Any, ...]) -> int:
+    """What a layer keeps for its backward pass: gates and states of each step, so far as oneDNN writes to them."""
+    return 5 * _lstm_values(args)[1]
+
+
+def _lstm_backward(args: tuple[Any, ...], out: Any) -> int:
+    """Gradients of gates, states and inputs of all steps at once. The factors are measured."""
+    del out
+    inputs, hidden = _lstm_values(args)
+    return 3 * inputs + 8 * hidden
+
+
+def _lstm_values(args: tuple[Any, ...]) -> tuple[int, int]:
+    """The bytes of a layer's input and of its hidden state over all steps."""
+    x, w_hidden = args[0], args[2]
+    steps, batch, _ = x.shape
+    return _bytes(x), steps * batch * w_hidden.shape[1] * x.element_size()
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _padded(channels: int) -> int:
+    return -(-channels // CHANNEL_BLOCK) * CHANNEL_BLOCK
+
+
+def _blocked(x: Tensor) -> int:
+    """The bytes of images [batch, channels, ...] in oneDNN's blocked layout."""
+    return _bytes(x) // x.shape[1] * _padded(x.shape[1])
+
+
+def _read(x: Tensor) -> int:
+    """The blocked copy of an input; images of few channels are read as they are."""
+    return _blocked(x) if x.shape[1] >= CHANNEL_BLOCK else 0
+
+
+def _blocked_weight(weight: Tensor) -> int:
+    outputs, inputs = weight.shape[:2]
+    padded_inputs = _padded(inputs) if inputs >= CHANNEL_BLOCK else inputs
+    return _padded(outputs) * padded_inputs * prod(weight.shape[2:]) * weight.element_size()
+
+
+_RULES: dict[Any, Callable[[tuple[Any, ...], Any], int]] = {
+    torch.ops.aten.convolution.default: _convolution,
+    torch.ops.aten.convolution_backward.default: _convolution_backward,
+    torch.ops.aten.mkldnn_rnn_layer_backward.default: _lstm_backward,
+}
