@@ -26,6 +26,7 @@ def fit(layout: Layout, seconds: Seconds) -> dict[int, Choice]:
     experiment = config.experiment
     method = layout.method(layout.stand_ins())
     state = method.setup()
+    assigned = layout.assigned
     found: dict[tuple[Any, ...], Choice] = {}
     choices: dict[int, Choice] = {}
     for spec in layout.specs:
@@ -34,12 +35,14 @@ def fit(layout: Layout, seconds: Seconds) -> dict[int, Choice]:
         def work(variant: str, spec: ClientSpec = spec, samples: int = samples) -> Work:
             return method.heaviest(state, Client(spec.number, variant, samples))
 
+        fixed = assigned.get(spec.number)
         key = (
+            fixed,
             msgspec.json.encode([spec.device, spec.link]),
-            msgspec.json.encode(work(layout.family.variants[0])),
+            msgspec.json.encode(work(fixed or layout.family.variants[0])),
         )
         if key not in found:
-            found[key] = _choose(layout, spec, work, seconds)
+            found[key] = _choose(layout, spec, work, seconds) if fixed is None else _take(layout, fixed, work)
         choices[spec.number] = found[key]
     unfit = {number: choice for number, choice in choices.items() if choice.variant is None}
     if unfit and (experiment.budgets.all_must_fit or len(unfit) == len(choices)):
@@ -52,22 +55,26 @@ def fit(layout: Layout, seconds: Seconds) -> dict[int, Choice]:
 
 
 def _choose(layout: Layout, spec: ClientSpec, work: Callable[[str], Work], seconds: Seconds) -> Choice:
-    experiment, family = layout.config.experiment, layout.family
-    fixed = layout.config.algorithm.variant
-    optimizer = experiment.training.optimizer
-    if fixed is not None:
-        predicted = cost(family, fixed, layout.dataset.spec, work(fixed), optimizer)
-        return Choice(variant=fixed, cost=predicted, reason="the experiment gives every client this variant")
+    experiment = layout.config.experiment
     return choose(
         device=spec.device,
         link=spec.link,
-        family=family,
+        family=layout.family,
         spec=layout.dataset.spec,
         work=work,
-        optimizer=optimizer,
+        optimizer=experiment.training.optimizer,
         budgets=experiment.budgets,
         seconds=lambda variant, work: seconds(spec.device, variant, work),
     )
+
+
+def _take(layout: Layout, variant: str, work: Callable[[str], Work]) -> Choice:
+    """The variant that the experiment fixes, with what it is predicted to need."""
+    optimizer = layout.config.experiment.training.optimizer
+    predicted = cost(layout.family, variant, layout.dataset.spec, work(variant), optimizer)
+    everyone = layout.config.algorithm.variant is not None
+    reason = "the experiment gives every client this variant" if everyone else "the experiment assigns it"
+    return Choice(variant=variant, cost=predicted, reason=reason)
 
 
 class Trial(Protocol):
@@ -77,8 +84,11 @@ class Trial(Protocol):
 
 
 def try_out(layout: Layout, choices: dict[int, Choice], trial: Trial) -> dict[int, Choice]:
-    """Each choice under its real cap, once per kind of device; what does not fit after all steps down."""
-    if layout.config.algorithm.variant is not None:
+    """Each choice under its real cap, once per kind of device; what does not fit after all steps down.
+
+    What the experiment fixes is not tried out: it need not fit.
+    """
+    if layout.assigned:
         return choices
     method = layout.method(layout.stand_ins())
     state = method.setup()

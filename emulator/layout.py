@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from fleetbed.emulator.algorithm import Algorithm, Client
 from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.context import make_context
 from fleetbed.emulator.data import Dataset, Split, open_dataset, partition, prepare
 from fleetbed.models.base import Family
 from fleetbed.models.families import family
-from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.errors import BadInput, nearest
 from fleetbed.profiles.experiment import RunConfig
 from fleetbed.profiles.resolve import clients_of, load_device, load_fleet, load_link
 from fleetbed.profiles.types import ClientSpec, Device, Link
@@ -29,10 +31,18 @@ class Layout:
     split: Split
     family: Family
 
+    @property
+    def assigned(self) -> dict[int, str]:
+        """The variant of every client where the experiment fixes it, whether it fits or not; else nothing."""
+        fixed = self.config.algorithm.variant
+        names = self.config.experiment.model.assign if fixed is None else (fixed,)
+        groups = np.array_split(np.arange(len(self.specs)), len(names)) if names else []
+        return {int(number): name for name, group in zip(names, groups, strict=True) for number in group}
+
     def stand_ins(self) -> list[Client]:
         """A client of every variant in question, so that the method can say what each would do."""
-        fixed = self.config.algorithm.variant
-        variants = self.family.variants if fixed is None else (fixed,)
+        assigned = set(self.assigned.values())
+        variants = [variant for variant in self.family.variants if variant in assigned or not assigned]
         return [Client(number, variant, 1) for number, variant in enumerate(variants)]
 
     def method(self, clients: Sequence[Client]) -> Algorithm:
@@ -49,6 +59,7 @@ def lay_out(config: RunConfig, search: Sequence[Path]) -> Layout:
     model = family(experiment.model.family, experiment.model.options).narrow(experiment.model.variants)
     if config.algorithm.variant is not None:
         model.check_variant(config.algorithm.variant)
+    _check_assign(experiment.model.assign, model, specs)
     folder = prepare(experiment.data)
     dataset = open_dataset(folder)
     model.check_input(dataset.spec)
@@ -65,6 +76,17 @@ def lay_out(config: RunConfig, search: Sequence[Path]) -> Layout:
     )
     layout.method(layout.stand_ins())  # refuses what does not go together
     return layout
+
+
+def _check_assign(names: Sequence[str], model: Family, specs: Sequence[ClientSpec]) -> None:
+    for name in names:
+        if name not in model.variants:
+            raise nearest(name, model.variants, "variant", f"model.assign, of the family {model.name}")
+    if len(names) > len(specs):
+        raise BadInput(
+            f"model.assign has {len(names)} variants, but the fleet has {len(specs)} clients, so that some would be "
+            f"nobody's: name at most {len(specs)}, or take a larger fleet."
+        )
 
 
 def check_method(config: RunConfig, method: Algorithm) -> None:

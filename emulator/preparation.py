@@ -116,6 +116,7 @@ def make_participants(
     layout: Layout, variants: dict[int, str], planner: Planner, dilation: float | None
 ) -> dict[int, Participant]:
     found = {}
+    assigned = layout.assigned
     for number, variant in variants.items():
         spec = layout.specs[number]
         slowdown = planner.slowdown(spec.device)
@@ -123,7 +124,7 @@ def make_participants(
             spec=spec,
             client=Client(number, variant, len(layout.split.train[number])),
             cap_bytes=int(spec.device.cap_mib * MIB),
-            capped=layout.config.algorithm.variant is None,
+            capped=number not in assigned,
             share=1.0 if dilation is None or slowdown is None else pacing.share(slowdown, dilation),
         )
     return found

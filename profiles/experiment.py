@@ -52,10 +52,15 @@ class Data(Profile, frozen=True, kw_only=True):
 
 
 class Model(Profile, frozen=True, kw_only=True):
-    """The family whose variants clients choose from; `variants` narrows it, `options` are its own."""
+    """The family whose variants clients choose from; `variants` narrows it, `options` are its own.
+
+    `assign` fixes the choice as papers do: the clients, in order, are cut into as many groups as it has variants, as
+    equal in size as can be, and each group trains its own, whether that fits its devices' memory or not.
+    """
 
     family: str = "resnet-stage"
     variants: tuple[str, ...] = ()
+    assign: tuple[str, ...] = ()
     options: dict[str, Any] = {}  # noqa: RUF012 (msgspec copies it)
 
 
@@ -80,7 +85,7 @@ class Training(Profile, frozen=True, kw_only=True):
 class AlgorithmChoice(Profile, frozen=True, kw_only=True):
     """A method by name with its parameters; `label` tells two settings of one method apart in plots.
 
-    `variant` puts every client on the one variant (AllSmall, AllLarge) instead of what fits it.
+    `variant` puts every client on the one variant (AllSmall, AllLarge) instead of what fits it or `model.assign` says.
     """
 
     name: str
