@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from fleetbed.cli import data, host, profiles, report, run
+from fleetbed.cli import data, host, models, profiles, report, run
 from fleetbed.cli.common import complain
 from fleetbed.profiles.errors import FleetbedError
 
@@ -30,6 +30,7 @@ app = typer.Typer(
 )
 app.add_typer(profiles.app, name="profiles", rich_help_panel=DESCRIBE)
 app.add_typer(data.app, name="data", rich_help_panel=DESCRIBE)
+app.add_typer(models.app, name="models", rich_help_panel=DESCRIBE)
 app.add_typer(report.privacy, name="privacy", rich_help_panel=RESULTS)
 app.command("run")(run.run)
 app.command("schema", rich_help_panel=DESCRIBE)(profiles.schema)

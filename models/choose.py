@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 from msgspec import Struct
 
@@ -13,22 +14,24 @@ from fleetbed.profiles.experiment import Budgets, Optimizer
 from fleetbed.profiles.types import Device, Link
 
 MIB = 1 << 20
+_UNITS = {"memory": (MIB, "MiB"), "time": (1, "s a round"), "bytes": (1e6, "MB a round")}
 
 
 class Limit(Struct, frozen=True):
-    """A limit that a variant goes beyond."""
+    """A limit that a variant goes beyond: bytes of memory, seconds or bytes of a round."""
 
-    name: str  # memory, time or bytes
+    name: Literal["memory", "time", "bytes"]
     variant: str
     needed: float
     allowed: float
 
     @property
     def sentence(self) -> str:
-        scale, unit = {"memory": (MIB, "MiB"), "time": (1, "s a round"), "bytes": (1e6, "MB a round")}[self.name]
+        scale, unit = _UNITS[self.name]
         needed, allowed = self.needed / scale, self.allowed / scale
         return (
-            f"{self.variant} needs {needed:.3g} {unit}, {needed / allowed - 1:.0%} more than the {allowed:.3g} allowed"
+            f"{self.variant} needs {_figure(needed)} {unit}, {_figure(needed - allowed)} more than "
+            f"the {_figure(allowed)} allowed"
         )
 
 
@@ -38,7 +41,7 @@ class Choice(Struct, frozen=True, kw_only=True):
     variant: str | None
     cost: Cost
     reason: str
-    stopped_by: Limit | None = None  # of the next larger variant
+    stopped_by: Limit | None = None  # of the next larger variant; of the smallest one where none fits
 
 
 def choose(
@@ -72,6 +75,17 @@ def choose(
     return Choice(variant=None, cost=found, reason=f"no variant fits: {above.sentence}", stopped_by=above)
 
 
+def modelled_seconds(device: Device, flops: float) -> float:
+    """How long a device computes, by its rate alone."""
+    return flops / (device.rate_gflops * 1e9) * device.train_scale
+
+
+def transfer_seconds(link: Link, state_bytes: int) -> float:
+    """How long a model takes down and up again, on a link that nothing disturbs."""
+    bits = 8 * state_bytes
+    return bits / (link.down_mbit_s * 1e6) + bits / (link.up_mbit_s * 1e6) + link.rtt_ms / 1e3
+
+
 def _broken(
     variant: str,
     found: Cost,
@@ -88,7 +102,11 @@ def _broken(
     if budgets.round_bytes is not None and 2 * found.state_bytes > budgets.round_bytes:
         yield Limit("bytes", variant, 2 * found.state_bytes, budgets.round_bytes)
     if budgets.round_s is not None:
-        bits = 8 * found.state_bytes
-        needed = seconds(variant, work) + bits / (link.down_mbit_s * 1e6) + bits / (link.up_mbit_s * 1e6)
+        needed = seconds(variant, work) + transfer_seconds(link, found.state_bytes)
         if needed > budgets.round_s:
             yield Limit("time", variant, needed, budgets.round_s)
+
+
+def _figure(value: float) -> str:
+    """Three digits, and never fewer than a whole number has."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -29,7 +29,11 @@ from fleetbed.profiles.experiment import Optimizer
 
 #: what a process costs that trains next to nothing: pages of Python and torch that it writes to, thread stacks,
 #: ZeroMQ, kernels compiled at run time. `fleetbed models check-memory` shows how far off it is.
-PROCESS_BYTES = 14 << 20
+PROCESS_BYTES = 15 << 20
+#: what comes and goes in every step leaves holes in the allocator's heap, which glibc gives back to the kernel only
+#: from its end: so much of it is added
+HOLES = 0.4
+COMES_AND_GOES = ("batch", "activations", "gradients")
 #: an elementwise pass multiplies and adds once per parameter
 PARAMETER_PASS_FLOPS = 2.0
 
@@ -40,7 +44,6 @@ class Cost(Struct, frozen=True, kw_only=True):
     memory_bytes: int
     memory: dict[str, int]
     flops: float  # of the whole work
-    forward_flops: float  # of one sample
     parameters: int
     state_bytes: int  # parameters and buffers that travel: what a message with the whole model weighs
 
@@ -54,7 +57,6 @@ def cost(family: Family, variant: str, spec: InputSpec, work: Work, optimizer: O
         memory_bytes=sum(found.memory.values()),
         memory=found.memory,
         flops=work.steps * (found.step_flops + passes) + found.once_flops + work.server_flops,
-        forward_flops=forward_flops(family, variant, spec),
         parameters=found.parameters,
         state_bytes=found.state_bytes,
     )
@@ -62,7 +64,7 @@ def cost(family: Family, variant: str, spec: InputSpec, work: Work, optimizer: O
 
 @lru_cache(maxsize=1024)
 def forward_flops(family: Family, variant: str, spec: InputSpec) -> float:
-    """Of one sample, by fvcore."""
+    """Of one sample, by fvcore. Apart from `cost`, for it takes as long and a choice does not need it."""
     return 2.0 * forward_macs(family.empty(variant, spec), spec)
 
 
@@ -77,33 +79,67 @@ class _Rehearsal(Struct, frozen=True):
 @lru_cache(maxsize=4096)
 def _rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimizer: Optimizer) -> _Rehearsal:
     outline = family.outline(variant, spec)
-    state_bytes = sum(t.numel() * t.element_size() for t in outline.state_dict().values())
+    state_bytes = sum(_bytes(tensor) for tensor in outline.state_dict().values())
+    shapes = {"all": spec.shape, "features": spec.shape}
+    if any(each.part == "intermediate" for each in (*work.each_step, *work.once)):
+        shapes["intermediate"] = _cut_shape(outline, spec)
     flops = FlopCounterMode(display=False, custom_mapping=TRAINING_RULES)
     with FakeTensorMode(), flops, Ledger() as ledger:
         ledger.hold("process", PROCESS_BYTES)
         ledger.hold("held", work.held_models * state_bytes + work.held_values * FLOAT_BYTES)
         with ledger.role("model"):
             net = outline._apply(lambda t: torch.empty(t.shape, dtype=t.dtype)).train()  # type: ignore[no-untyped-call]
-        parameters = [p for p in net.parameters() if p.requires_grad]
+        trained = [p for p in net.parameters() if p.requires_grad]
+        for parameter in trained:
+            parameter.register_post_accumulate_grad_hook(lambda p: ledger.rebook(p.grad, "gradients"))
         if work.steps:
-            sizes = [p.numel() * p.element_size() for p in parameters]
-            ledger.hold("optimizer", _kept_copies(optimizer) * sum(sizes))
-            _train(net, spec, (Pass("train", "all", work.batch), *work.each_step), ledger)
-            ledger.scratch(_update_copies(optimizer) * max(sizes))
+            ledger.hold("optimizer", _kept_copies(optimizer) * sum(_bytes(p) for p in trained))
+            for each in (Pass("train", "all", work.batch), *work.each_step):
+                _pass(net, each, _input(spec, shapes, each, ledger))
+            ledger.scratch(_update_copies(optimizer) * max(_bytes(p) for p in trained))
         step_flops = flops.get_total_flops()
         once_flops = 0.0
         for each in work.once:
-            part = replace(each, samples=min(each.samples, work.batch))
+            # without gradients there is no need to show all samples at once
+            samples = each.samples if each.kind == "train" else min(each.samples, work.batch)
             before = flops.get_total_flops()
-            _train(net, spec, (part,), ledger)
-            once_flops += (flops.get_total_flops() - before) * each.samples / part.samples
+            x = _input(spec, shapes, replace(each, samples=samples), ledger)
+            _pass(net, each, x)
+            once_flops += (flops.get_total_flops() - before) * each.samples / len(x)
+    memory = {role: size for role, size in ledger.at_peak.items() if size}
+    memory["allocator"] = round(HOLES * sum(memory.get(role, 0) for role in COMES_AND_GOES))
     return _Rehearsal(
-        memory={role: size for role, size in ledger.at_peak.items() if size},
+        memory=memory,
         step_flops=step_flops,
         once_flops=once_flops,
-        parameters=sum(p.numel() for p in parameters),
+        parameters=sum(p.numel() for p in trained),
         state_bytes=state_bytes,
     )
+
+
+def _pass(net: Net, each: Pass, x: Tensor) -> None:
+    """Forward, and backward where it trains."""
+    run = {"all": net.forward, "features": net.features, "intermediate": net.intermediate}[each.part]
+    with torch.set_grad_enabled(each.kind == "train"):
+        out = run(x)
+        loss = F.cross_entropy(out, torch.empty(len(x), dtype=torch.int64)) if each.part == "all" else out.mean()
+    if loss.requires_grad:  # a part may have no parameters
+        loss.backward()
+
+
+def _input(spec: InputSpec, shapes: dict[str, tuple[int, ...]], each: Pass, ledger: Ledger) -> Tensor:
+    """What goes in. Features that came from elsewhere are among what the method says it holds."""
+    samples = max(2, each.samples)  # a lone sample is shown twice, for batch norm
+    with ledger.role(None if each.part == "intermediate" else "batch"):
+        dtype = torch.float32 if each.part == "intermediate" else input_dtype(spec)
+        return torch.empty(samples, *shapes[each.part], dtype=dtype)
+
+
+def _cut_shape(outline: Net, spec: InputSpec) -> tuple[int, ...]:
+    """The shape of one sample's features at the first cut."""
+    with torch.no_grad():
+        x = torch.empty(2, *spec.shape, dtype=input_dtype(spec), device="meta")
+        return tuple(outline.extract(x).shape[1:])
 
 
 def _kept_copies(optimizer: Optimizer) -> int:
@@ -114,39 +150,9 @@ def _kept_copies(optimizer: Optimizer) -> int:
 
 
 def _update_copies(optimizer: Optimizer) -> int:
-    """Copies of one parameter that live while it is updated: Adam's denominator in two steps, decayed gradients."""
+    """Copies of one parameter that live while it is updated: Adam's denominator in two steps, a decayed gradient."""
     return (2 if optimizer.name == "adam" else 0) + (1 if optimizer.weight_decay else 0)
 
 
-def _train(net: Net, spec: InputSpec, passes: tuple[Pass, ...], ledger: Ledger) -> None:
-    """All passes forward, then one backward through those that train."""
-
-    def accumulated(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        ledger.rebook(parameter.grad, "gradients")
-
-    hooks = [p.register_post_accumulate_grad_hook(accumulated) for p in net.parameters() if p.requires_grad]
-    losses = [_forward(net, _input(net, spec, each, ledger), each) for each in passes]
-    if trained := [loss for loss in losses if loss.requires_grad]:
-        torch.autograd.backward(trained)
-    for hook in hooks:
-        hook.remove()
-
-
-def _input(net: Net, spec: InputSpec, each: Pass, ledger: Ledger) -> Tensor:
-    with ledger.role("batch"):
-        x = torch.empty(each.samples, *spec.shape, dtype=input_dtype(spec))
-    if each.part != "intermediate":
-        return x
-    with ledger.role(None), torch.no_grad():
-        return torch.empty_like(net.extract(x))
-
-
-def _forward(net: Net, x: Tensor, each: Pass) -> Tensor:
-    """The loss of a pass; one without gradients where it does not train, or trains no parameter."""
-    run = {"all": net.forward, "features": net.features, "intermediate": net.intermediate}[each.part]
-    with torch.set_grad_enabled(each.kind == "train"):
-        out = run(x)
-        if each.part != "all":
-            return out.square().mean()
-        return F.cross_entropy(out, torch.empty(each.samples, dtype=torch.int64))
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

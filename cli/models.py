@@ -1,0 +1,285 @@
+"""`fleetbed models list`, `fit` and `check-memory`: what variants cost, who can train which, how good that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from msgspec import Struct
+
+from fleetbed.cli.common import AsJson, ProfileFolders, print_json, print_table
+from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.experiment import Data, Experiment, Optimizer
+from fleetbed.profiles.loading import decode
+from fleetbed.profiles.resolve import check_search, clients_of, load_fleet
+from fleetbed.profiles.settings import apply_settings
+from fleetbed.profiles.types import ClientSpec
+
+if TYPE_CHECKING:
+    from fleetbed.models.base import Family, InputSpec
+
+app = typer.Typer(help="What the variants of a model cost, and which of them a device can train.", no_args_is_help=True)
+
+MIB = 1 << 20
+DEFAULT_IMAGE = "3x32x32"
+
+FamilyNames = Annotated[
+    list[str] | None, typer.Option("--family", metavar="NAME", help="Only this family; may be repeated.")
+]
+Batch = Annotated[int, typer.Option("--batch", help="Samples of a training step.")]
+Image = Annotated[str, typer.Option("--image", metavar="CxHxW", help="Channels, height and width of an image.")]
+Classes = Annotated[int, typer.Option("--classes", help="Classes of the data.")]
+OptimizerName = Annotated[Literal["sgd", "adam"], typer.Option("--optimizer", help="SGD has a momentum of 0.9.")]
+
+
+class _Variant(Struct, kw_only=True):
+    family: str
+    variant: str
+    parameters: int
+    macs: float  # of one sample's forward pass
+    forward_flops: float  # likewise
+    training_flops: float  # of one sample
+    state_bytes: int
+    memory_bytes: int
+    memory: dict[str, int]
+
+
+class _Fit(Struct, kw_only=True):
+    device: str
+    link: str
+    clients: list[int]
+    variant: str | None
+    memory_bytes: int
+    cap_bytes: int
+    compute_s: float
+    transfer_s: float
+    round_bytes: int
+    reason: str
+    stopped_by: Any = None
+
+
+@app.command("list")
+def list_(
+    names: FamilyNames = None,
+    batch: Batch = 16,
+    image: Image = DEFAULT_IMAGE,
+    classes: Classes = 10,
+    optimizer: OptimizerName = "sgd",
+    as_json: AsJson = False,
+) -> None:
+    """List every variant of every family with its size, its work and its peak memory in training."""
+    from fleetbed.models import families
+    from fleetbed.models.cost import cost, forward_flops
+    from fleetbed.models.work import Work
+
+    _check_batch(batch)
+    work = Work(steps=1, batch=batch, held_models=1)
+    rows = []
+    for name in names or families.names():
+        family = families.family(name)
+        spec = _spec(family, image, classes)
+        for variant in family.variants:
+            found = cost(family, variant, spec, work, Optimizer(name=optimizer))
+            forward = forward_flops(family, variant, spec)
+            rows.append(
+                _Variant(
+                    family=name,
+                    variant=variant,
+                    parameters=found.parameters,
+                    macs=forward / 2,
+                    forward_flops=forward,
+                    training_flops=found.flops / batch,
+                    state_bytes=found.state_bytes,
+                    memory_bytes=found.memory_bytes,
+                    memory=found.memory,
+                )
+            )
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        f"Images of {image}, {classes} classes; training with {optimizer} at batch {batch}, weights held as received",
+        ("family", "variant", "parameters", "MMACs", "MFLOPs forward", "MFLOPs training", "state MB", "peak MiB"),
+        [
+            (
+                row.family,
+                row.variant,
+                row.parameters,
+                round(row.macs / 1e6, 2),
+                round(row.forward_flops / 1e6, 2),
+                round(row.training_flops / 1e6, 2),
+                round(row.state_bytes / 1e6, 2),
+                round(row.memory_bytes / MIB, 1),
+            )
+            for row in rows
+        ],
+    )
+
+
+@app.command()
+def fit(
+    fleet: Annotated[str, typer.Option("--fleet", help="The name or the file of a fleet.")],
+    family: Annotated[str, typer.Option("--family", help="The family to choose from.")] = "resnet-stage",
+    batch: Batch = 16,
+    optimizer: OptimizerName = "sgd",
+    samples: Annotated[int, typer.Option("--samples", help="Training samples of each client.")] = 500,
+    image: Image = DEFAULT_IMAGE,
+    classes: Classes = 10,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="As in an experiment, such as budgets.round_s=60."),
+    ] = None,
+    profiles: ProfileFolders = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show which variant each device of a fleet can train, and what stops the next larger one.
+
+    Memory, time and bytes are those of a round in which the weights travel both ways, predicted, by the rate of the
+    device. A run asks its own method and its own data.
+    """
+    from fleetbed.models import families
+
+    _check_batch(batch)
+    if samples < 1:
+        raise BadInput(f"--samples is {samples}, but a client needs at least 1.")
+    check_search(profiles or ())
+    tree = {
+        "title": "models fit",
+        "fleet": fleet,
+        "model": {"family": family},
+        "training": {"batch": batch, "optimizer": {"name": optimizer}},
+        "algorithms": [{"name": "fedavg"}],
+    }
+    asked = decode(apply_settings(tree, sets or ()), Experiment, "models fit")
+    chosen = families.family(asked.model.family, asked.model.options).narrow(asked.model.variants)
+    spec = _spec(chosen, image, classes)
+    clients = clients_of(load_fleet(asked.fleet, profiles or (), "--fleet"), profiles or (), asked.fleet)
+    rows = [_fit(group, chosen, spec, asked, samples) for group in _alike(clients)]
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        f"{asked.fleet}: {chosen.name} at batch {asked.training.batch} with {asked.training.optimizer.name}, "
+        f"{samples} samples, {asked.training.epochs} epochs; of the cap {asked.budgets.memory_margin:.0%} stays free",
+        ("device", "count", "variant", "memory / cap MiB", "compute s", "transfer s", "MB a round", "next larger one"),
+        [
+            (
+                row.device,
+                len(row.clients),
+                row.variant or "none",
+                f"{row.memory_bytes / MIB:.0f} / {row.cap_bytes / MIB:.0f}",
+                float(f"{row.compute_s:.3g}"),
+                float(f"{row.transfer_s:.3g}"),
+                round(row.round_bytes / 1e6, 2),
+                row.reason,
+            )
+            for row in rows
+        ],
+    )
+
+
+@app.command("check-memory")
+def check_memory(
+    names: FamilyNames = None,
+    batches: Annotated[str, typer.Option("--batches", metavar="N,N,...", help="Batch sizes.")] = "8,16,64",
+    every: Annotated[
+        bool, typer.Option("--all", help="Every variant instead of the smallest, middle and largest one.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the table as Markdown.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train in real processes and compare what the kernel saw with what was predicted."""
+    from fleetbed.emulator.memory_check import Meter, compare, standard_cases, summary, to_markdown
+    from fleetbed.models import families
+
+    try:
+        sizes = [int(part) for part in batches.split(",")]
+    except ValueError:
+        raise BadInput(f"--batches is {batches!r}, but numbers with commas between them are needed: 8,16,64.") from None
+    for size in sizes:
+        _check_batch(size, "--batches")
+    cases = standard_cases(names or families.names(), sizes, every=every)
+    results = []
+    with Meter() as meter:
+        for case in cases:
+            results.append(compare(case, meter))
+            if not as_json:
+                print(results[-1].line, flush=True)
+        backend = meter.backend
+    if out is not None:
+        out.write_text(to_markdown(results, backend))
+    if as_json:
+        print_json({"backend": backend, "summary": summary(results), "results": results})
+    else:
+        print(summary(results).sentence)
+
+
+def _alike(clients: Sequence[ClientSpec]) -> list[list[ClientSpec]]:
+    """Clients with the same device and link, in the order of the fleet."""
+    groups: dict[tuple[object, ...], list[ClientSpec]] = {}
+    for client in clients:
+        groups.setdefault((client.kind, repr(client.device), client.link_name), []).append(client)
+    return list(groups.values())
+
+
+def _fit(group: list[ClientSpec], family: Family, spec: InputSpec, asked: Experiment, samples: int) -> _Fit:
+    from fleetbed.emulator.schedule import batch_of, steps_of
+    from fleetbed.models.choose import choose, modelled_seconds, transfer_seconds
+    from fleetbed.models.cost import cost
+    from fleetbed.models.work import Work
+
+    training = asked.training
+    work = Work(steps=steps_of(samples, training), batch=batch_of(samples, training.batch), held_models=1)
+    device, link = group[0].device, group[0].link
+    choice = choose(
+        device=device,
+        link=link,
+        family=family,
+        spec=spec,
+        work=lambda _: work,
+        optimizer=training.optimizer,
+        budgets=asked.budgets,
+        seconds=lambda variant, work: modelled_seconds(
+            device, cost(family, variant, spec, work, training.optimizer).flops
+        ),
+    )
+    return _Fit(
+        device=group[0].kind,
+        link=group[0].link_name,
+        clients=[client.number for client in group],
+        variant=choice.variant,
+        memory_bytes=choice.cost.memory_bytes,
+        cap_bytes=round(device.cap_mib * MIB),
+        compute_s=modelled_seconds(device, choice.cost.flops),
+        transfer_s=transfer_seconds(link, choice.cost.state_bytes),
+        round_bytes=2 * choice.cost.state_bytes,
+        reason=choice.reason,
+        stopped_by=choice.stopped_by,
+    )
+
+
+def _spec(family: Family, image: str, classes: int) -> InputSpec:
+    """The input of a family: the image asked for, or a text of the usual length."""
+    from fleetbed.models.base import InputSpec
+
+    if family.reads == "text":
+        data = Data()
+        spec = InputSpec((data.tokens,), classes, data.vocabulary)
+    else:
+        spec = InputSpec(_image(image), classes)
+    family.check_input(spec)
+    return spec
+
+
+def _image(text: str) -> tuple[int, ...]:
+    sizes = text.lower().split("x")
+    if len(sizes) != 3 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise BadInput(f"--image is {text!r}, but channels, height and width are needed: {DEFAULT_IMAGE}.")
+    return tuple(int(size) for size in sizes)
+
+
+def _check_batch(batch: int, option: str = "--batch") -> None:
+    if batch < 1:
+        raise BadInput(f"{option} is {batch}, but a batch has at least 1 sample.")
