@@ -21,6 +21,12 @@ class Bundle:
     def nbytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.tensors.values())
 
+    def to(self, device: str) -> Bundle:
+        """The same on another device; itself where it is there already."""
+        if all(tensor.device.type == torch.device(device).type for tensor in self.tensors.values()):
+            return self
+        return Bundle({name: tensor.to(device) for name, tensor in self.tensors.items()}, self.values)
+
     def under(self, prefix: str) -> dict[str, Tensor]:
         """The tensors whose name starts with `prefix`, without it."""
         return {name[len(prefix) :]: t for name, t in self.tensors.items() if name.startswith(prefix)}

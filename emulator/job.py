@@ -36,6 +36,7 @@ class LocalJob:
         dataset: Dataset,
         indices: np.ndarray,
         pacer: StepPacer | None = None,
+        device: str = "cpu",
     ) -> None:
         self.context = context
         self.client = client
@@ -47,6 +48,7 @@ class LocalJob:
         self._dataset = dataset
         self._indices = indices
         self._pacer = pacer
+        self._device = device
 
     def batches(
         self, *, epochs: int | None = None, steps: int | None = None, batch: int | None = None
@@ -61,7 +63,7 @@ class LocalJob:
         for rows in order:
             augment = numpy_rng(self.context.seed, self.client.number, self._task, "augment", self.steps)
             # batch norm cannot take a batch of one: a lone sample is shown twice
-            yield self._dataset.batch("train", rows if len(rows) > 1 else np.repeat(rows, 2), augment)
+            yield self._batch(rows if len(rows) > 1 else np.repeat(rows, 2), augment)
             self.steps += 1
             self.samples += len(rows)
             if self._pacer is not None:
@@ -85,10 +87,16 @@ class LocalJob:
 
     def sample(self, count: int, purpose: str) -> tuple[Tensor, Tensor]:
         rows = self._rng(purpose).choice(self._indices, count, replace=count > len(self._indices))
-        return self._dataset.batch("train", rows, None)
+        return self._batch(rows, None)
+
+    def _batch(self, rows: np.ndarray, augment: np.random.Generator | None) -> tuple[Tensor, Tensor]:
+        x, y = self._dataset.batch("train", rows, augment)
+        return x.to(self._device), y.to(self._device)
 
     def model(self, tensors: dict[str, Tensor]) -> Net:
-        return loaded_model(self.context.family, self.client.variant, self.context.spec, tensors).train()
+        return (
+            loaded_model(self.context.family, self.client.variant, self.context.spec, tensors).to(self._device).train()
+        )
 
     def optimizer(self, model: Net) -> torch.optim.Optimizer:
         return make_optimizer(self.context.training.optimizer, model)

@@ -65,7 +65,7 @@ def pack(bundle: Bundle) -> list[Buffer]:
     """The frames of a bundle: its manifest, then one buffer per tensor, without copying."""
     specs, buffers = [], []
     for name, tensor in bundle.tensors.items():
-        flat = tensor.detach().contiguous()
+        flat = tensor.detach().cpu().contiguous()
         specs.append(TensorSpec(name, DTYPE_NAMES[flat.dtype], tuple(flat.shape)))
         buffers.append(flat.view(-1).numpy().data.cast("B") if flat.numel() else b"")
     return [_encode(Manifest(specs, bundle.values)), *buffers]

@@ -84,7 +84,7 @@ def _train(workplace: Workplace, order: Train, frames: Frames, group: Group | No
     throttled_before = group.usage().throttled_s if group is not None else None
     cpu_before, start = time.process_time(), time.monotonic()
     pacer = Pacer(order.pace_step_s) if order.pace_total_s else None
-    reply, job = workplace.train(order, wire.unpack(frames), pacer)
+    reply, job = workplace.train(order, wire.unpack(frames), pacer, group.device if group is not None else "cpu")
     if pacer is not None:
         pacer.finish(order.pace_total_s)
     seconds, cpu_s = time.monotonic() - start, time.process_time() - cpu_before
@@ -104,6 +104,8 @@ def _train(workplace: Workplace, order: Train, frames: Frames, group: Group | No
         throttled_s=throttled_s,
         peak_bytes=usage.peak_bytes if usage is not None else None,
         anon_bytes=usage.anon_bytes if usage is not None else None,
+        gpu_peak_bytes=usage.gpu_bytes if usage is not None else None,
+        gpu_w=usage.gpu_w if usage is not None else None,
     )
     return [wire.control(trained), *wire.pack(reply.message)]
 

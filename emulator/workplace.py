@@ -62,14 +62,19 @@ class Workplace:
     def kept(self, name: str | None) -> Bundle | None:
         return None if name is None else load_bundle(self.folder / name)
 
-    def train(self, order: Train, message: Bundle, pacer: StepPacer | None) -> tuple[Reply, LocalJob]:
+    def train(
+        self, order: Train, message: Bundle, pacer: StepPacer | None, device: str = "cpu"
+    ) -> tuple[Reply, LocalJob]:
+        """The client's half of a task; `device` is where its tensors live while it trains."""
+        kept = self.kept(order.kept)
         indices = self.split.train[order.client]
         client = Client(order.client, order.variant, len(indices))
         job = LocalJob(
             context=self.context,
             client=client,
-            message=message,
-            kept=self.kept(order.kept),
+            message=message.to(device),
+            kept=None if kept is None else kept.to(device),
+            device=device,
             task=order.task,
             dataset=self.dataset,
             indices=indices,

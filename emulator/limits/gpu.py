@@ -144,6 +144,21 @@ class GpuKnob:
         self._seen = self._driver.limit_memory(self._plan.index, fraction)
 
     @property
+    def device(self) -> str:
+        """Where the client trains, as torch calls it."""
+        return "cpu" if self._plan is None or self._card is None else f"cuda:{self._plan.index}"
+
+    def memory_bytes(self) -> int | None:
+        """What the client holds on the card, by NVML."""
+        if self._plan is None or self._card is None:
+            return None
+        return self._driver.memory_bytes(self._plan.index, os.getpid())
+
+    def power_w(self) -> float | None:
+        """What the whole card draws, by NVML."""
+        return None if self._plan is None or self._card is None else self._driver.power_w(self._plan.index)
+
+    @property
     def caps(self) -> list[Cap]:
         plan, card, seen = self._plan, self._card, self._seen
         if plan is None:

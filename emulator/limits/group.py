@@ -75,7 +75,14 @@ class Group:
             throttled_s=self._cpu.throttled_s(),
             peak_bytes=self._memory.peak_bytes(),
             anon_bytes=self._memory.anon_bytes(),
+            gpu_bytes=self._gpu.memory_bytes(),
+            gpu_w=self._gpu.power_w(),
         )
+
+    @property
+    def device(self) -> str:
+        """Where the client trains: its part of a card, or the CPU."""
+        return self._gpu.device
 
     def reset_peak(self) -> bool:
         """In the client itself. False: this kernel cannot, so the peak is of the client's whole life."""

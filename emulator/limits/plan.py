@@ -50,6 +50,8 @@ class Usage(Struct, frozen=True):
     throttled_s: float
     peak_bytes: int
     anon_bytes: int
+    gpu_bytes: int | None = None  # on its card now; None: it trains on the CPU
+    gpu_w: float | None = None  # what the whole card draws
 
 
 def with_headroom(cap_bytes: int) -> int:

@@ -140,3 +140,14 @@ def test_the_daemon_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sc
 def test_no_command_is_no_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not Hardware().mps_running()
+
+
+def test_a_client_with_a_card_trains_on_it_and_is_metered() -> None:
+    knob = GpuKnob(PLAN, FakeDriver())
+    assert (knob.device, knob.memory_bytes(), knob.power_w()) == ("cuda:0", 7, 42.5)
+
+
+@pytest.mark.parametrize(("plan", "card"), [(None, WHOLE), (PLAN, None)])
+def test_without_a_plan_or_a_card_it_trains_on_the_cpu(plan: GpuPlan | None, card: Card | None) -> None:
+    knob = GpuKnob(plan, FakeDriver(card=card))
+    assert (knob.device, knob.memory_bytes(), knob.power_w()) == ("cpu", None, None)
