@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -191,7 +192,7 @@ def check_memory(
     as_json: AsJson = False,
 ) -> None:
     """Train in real processes and compare what the kernel saw with what was predicted."""
-    from fleetbed.emulator.memory_check import Meter, compare, standard_cases, summary, to_markdown
+    from fleetbed.emulator.memory_check import HEADER, Meter, compare, standard_cases, summarise, to_markdown
     from fleetbed.models import families
 
     try:
@@ -200,20 +201,23 @@ def check_memory(
         raise BadInput(f"--batches is {batches!r}, but numbers with commas between them are needed: 8,16,64.") from None
     for size in sizes:
         _check_batch(size, "--batches")
-    cases = standard_cases(names or families.names(), sizes, every=every)
-    results = []
+    if out is not None and not out.parent.is_dir():
+        raise BadInput(f"--out {out}: there is no folder {out.parent}.")
     with Meter() as meter:
-        for case in cases:
+        results = []
+        for case in standard_cases(names or families.names(), sizes, every=every):
             results.append(compare(case, meter))
-            if not as_json:
-                print(results[-1].line, flush=True)
+            if not as_json:  # it takes minutes
+                print(" ".join(results[-1].cells), file=sys.stderr)
         backend = meter.backend
     if out is not None:
         out.write_text(to_markdown(results, backend))
+    summary = summarise(results)
     if as_json:
-        print_json({"backend": backend, "summary": summary(results), "results": results})
-    else:
-        print(summary(results).sentence)
+        print_json({"backend": backend, "summary": summary, "results": results})
+        return
+    print_table("Memory in training", HEADER, [result.cells for result in results])
+    print(summary.sentence)
 
 
 def _alike(clients: Sequence[ClientSpec]) -> list[list[ClientSpec]]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import platform
+import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 
 import msgspec
@@ -15,14 +18,36 @@ from msgspec import Struct
 
 from fleetbed.emulator import wire
 from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.host import cpu_model
 from fleetbed.emulator.launcher import ONE_THREAD
-from fleetbed.emulator.memory_meter import Case
+from fleetbed.emulator.memory_meter import STEPS, Case
+from fleetbed.models.base import InputSpec
 from fleetbed.models.cost import cost
 from fleetbed.models.families import family
 from fleetbed.models.work import Work
 from fleetbed.profiles.errors import FleetbedError
+from fleetbed.profiles.experiment import Data, Optimizer
 
+MIB = 1 << 20
 WAIT_MS = 500
+IMAGE = InputSpec((3, 32, 32), 10)
+IMAGES = {"vit-layer": InputSpec((3, 64, 64), 10)}  # its patches are 16x16
+TEXT = InputSpec((Data().tokens,), 2, Data().vocabulary)
+HEADER = ("family", "variant", "input", "optimiser", "batch", "predicted MiB", "measured MiB", "error")
+PAGE = """# Memory: prediction against measurement
+
+Made by `fleetbed models check-memory --out docs/memory-prediction.md`.
+
+Predicted is the peak of what a client's process adds after its fork while it trains, as `models/cost.py` has it.
+Measured is what the kernel charged at most to the memory group of a real process, forked from a warm one, that
+received the weights over ZeroMQ, trained {steps} steps and sent them back. Below zero too little was predicted.
+
+{summary}.
+
+Host: {host}.
+
+{table}
+"""
 
 
 class Result(Struct, frozen=True):
@@ -35,10 +60,77 @@ class Result(Struct, frozen=True):
         """Above 0 too much was predicted."""
         return self.predicted_bytes / self.measured_bytes - 1
 
+    @property
+    def cells(self) -> tuple[str, ...]:
+        case = self.case
+        sizes = (f"{size / MIB:.1f}" for size in (self.predicted_bytes, self.measured_bytes))
+        return (
+            case.family,
+            case.variant,
+            "x".join(map(str, case.spec.shape)),
+            case.optimizer.name,
+            str(case.batch),
+            *sizes,
+            f"{self.error:+.1%}",
+        )
+
+
+class Summary(Struct, frozen=True):
+    """Errors without their sign."""
+
+    cases: int
+    median: float
+    worst: float
+    worst_case: Case
+
+    @property
+    def sentence(self) -> str:
+        case = self.worst_case
+        return (
+            f"{self.cases} cases: the median error is {self.median:.1%}, the worst {self.worst:.1%} "
+            f"({case.family} {case.variant}, {case.optimizer.name}, batch {case.batch})"
+        )
+
+
+def summarise(results: Sequence[Result]) -> Summary:
+    worst = max(results, key=lambda result: abs(result.error))
+    median = statistics.median(abs(result.error) for result in results)
+    return Summary(len(results), median, abs(worst.error), worst.case)
+
+
+def standard_cases(families: Sequence[str], batches: Sequence[int], *, every: bool) -> Iterator[Case]:
+    """Each family at a usual input; its smallest, middle and largest variant, or every one."""
+    for name in families:
+        chosen = family(name)
+        spec = TEXT if chosen.reads == "text" else IMAGES.get(name, IMAGE)
+        variants = chosen.variants
+        if not every:
+            variants = tuple(dict.fromkeys((variants[0], variants[len(variants) // 2], variants[-1])))
+        for variant in variants:
+            for optimizer in ("sgd", "adam"):
+                for batch in batches:
+                    yield Case(name, variant, spec, batch, Optimizer(name=optimizer))
+
+
+def compare(case: Case, meter: Meter) -> Result:
+    return Result(case, predict(case), meter.measure(case))
+
 
 def predict(case: Case) -> int:
     work = Work(steps=1, batch=case.batch, held_models=1)  # the weights as they were received
     return cost(family(case.family), case.variant, case.spec, work, case.optimizer).memory_bytes
+
+
+def to_markdown(results: Sequence[Result], backend: str) -> str:
+    rows = [HEADER, tuple("---" if name in HEADER[:4] else "---:" for name in HEADER)]
+    rows += [result.cells for result in results]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return PAGE.format(
+        summary=summarise(results).sentence,
+        host=f"{cpu_model()}, torch {torch.__version__}, {' '.join(platform.libc_ver())}, {backend}",
+        steps=STEPS,
+        table=table,
+    )
 
 
 class Meter:

@@ -1,0 +1,233 @@
+"""Predicted cost against figures worked out by hand for models small enough to do so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fleetbed.models import families
+from fleetbed.models.base import Family, InputSpec, Net
+from fleetbed.models.cost import HOLES, PROCESS_BYTES, Cost, cost, forward_flops
+from fleetbed.models.work import Pass, Work
+from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.experiment import Optimizer
+
+PLAIN = Optimizer(momentum=0.0)
+MOMENTUM = Optimizer()
+ADAM = Optimizer(name="adam")
+PIXELS = InputSpec((3, 10, 10), 2)
+TEXT = InputSpec((6,), 2, vocabulary=30)
+
+
+class Dense(Net):
+    """Four dense layers of 100x100 without bias, tanh between them, and a last one of 100x2."""
+
+    extractor_parts = frozenset({"first"})
+    classifier_parts = frozenset({"last"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(100, 100, bias=False)
+        self.middle = nn.ModuleList(nn.Linear(100, 100, bias=False) for _ in range(3))
+        self.last = nn.Linear(100, 2, bias=False)
+
+    def extract(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.first(x.flatten(1)))
+
+    def intermediate(self, s: Tensor) -> Tensor:
+        for layer in self.middle:
+            s = torch.tanh(layer(s))
+        return s
+
+    def classify(self, f: Tensor) -> Tensor:
+        logits: Tensor = self.last(f)
+        return logits
+
+    def stages(self, x: Tensor) -> dict[str, Tensor]:
+        return {"first": self.extract(x)}
+
+
+class Conv(Dense):
+    """A 3x3 convolution to 8 channels and a dense layer, both with bias; the middle has no parameters."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.first = nn.Conv2d(3, 8, 3, padding=1)  # type: ignore[assignment]
+        self.middle = nn.ModuleList()
+        self.last = nn.Linear(800, 2)
+
+    def extract(self, x: Tensor) -> Tensor:
+        s: Tensor = self.first(x)
+        return s
+
+    def intermediate(self, s: Tensor) -> Tensor:
+        return s.flatten(1)
+
+
+class Small(Family):
+    name = "small"
+    shared = False
+    variants = ("dense", "conv")
+
+    def make(self, variant: str, spec: InputSpec) -> Net:
+        return Dense() if variant == "dense" else Conv()
+
+
+FAMILY = Small(None)
+SQUARE = InputSpec((1, 10, 10), 2)
+LAYER = 100 * 100 * 4  # bytes of one square layer
+DENSE = 4 * LAYER + 200 * 4
+
+
+def dense(work: Work, optimizer: Optimizer = PLAIN) -> Cost:
+    return cost(FAMILY, "dense", SQUARE, work, optimizer)
+
+
+def test_a_model_that_is_not_trained_costs_itself_and_what_is_held() -> None:
+    found = dense(Work(held_models=2, held_values=7))
+    assert found.parameters == 40_200
+    assert found.state_bytes == DENSE
+    assert found.memory == {"process": PROCESS_BYTES, "held": 2 * DENSE + 28, "model": DENSE, "allocator": 0}
+    assert found.memory_bytes == PROCESS_BYTES + 3 * DENSE + 28
+    assert found.flops == 0
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kept", "scratch"),
+    [
+        (ADAM, 2, 2),
+        (Optimizer(name="adam", weight_decay=0.1), 2, 3),
+        (Optimizer(weight_decay=0.1), 1, 1),
+    ],
+)
+def test_the_update_is_the_largest_moment_of_a_small_batch(optimizer: Optimizer, kept: int, scratch: int) -> None:
+    """All gradients are there, and copies of the largest tensor; activations have gone."""
+    assert dense(Work(steps=3, batch=2), optimizer).memory == {
+        "process": PROCESS_BYTES,
+        "model": DENSE,
+        "optimizer": kept * DENSE,
+        "gradients": DENSE,
+        "workspace": scratch * LAYER,
+        "allocator": round(HOLES * DENSE),
+    }
+
+
+def test_what_the_optimizer_keeps() -> None:
+    work = Work(steps=1, batch=2)
+    kept = [dense(work, each).memory.get("optimizer", 0) for each in (PLAIN, MOMENTUM, ADAM)]
+    assert kept == [0, DENSE, 2 * DENSE]
+
+
+def test_activations_are_those_that_the_backward_pass_needs() -> None:
+    """The inputs of the five layers, of which the first is the batch; and a few tensors of one layer on the way."""
+    batch, row = 4096, 100 * 4
+    found = dense(Work(steps=1, batch=batch))
+    assert found.memory["batch"] == batch * row
+    saved = 4 * batch * row
+    assert saved <= found.memory["activations"] <= saved + 3 * batch * row
+
+
+def test_activations_grow_with_the_batch_and_with_nothing_else() -> None:
+    sizes = [dense(Work(steps=1, batch=batch)).memory_bytes for batch in (1000, 2000, 3000)]
+    assert sizes[1] - sizes[0] == pytest.approx(sizes[2] - sizes[1], abs=4)
+    assert dense(Work(steps=1, batch=1000), ADAM).memory_bytes - sizes[0] == 2 * DENSE
+    assert dense(Work(steps=500, batch=1000)).memory_bytes == sizes[0]
+
+
+def test_a_lone_sample_is_shown_twice() -> None:
+    assert dense(Work(steps=1, batch=1)).memory_bytes == dense(Work(steps=1, batch=2)).memory_bytes
+    family, spec = families.family("resnet-stage", {"base_width": 4}), InputSpec((1, 8, 8), 2)
+    assert cost(family, "resnet10", spec, Work(steps=1, batch=1), MOMENTUM).memory_bytes > PROCESS_BYTES
+
+
+def test_flops_of_dense_layers() -> None:
+    """Forward, gradients of weights, gradients of inputs except the data's own: two FLOPs a multiply-add."""
+    square, last = 2 * 100 * 100, 2 * 100 * 2
+    assert forward_flops(FAMILY, "dense", SQUARE) == 4 * square + last
+    step = 8 * (3 * (4 * square + last) - square)
+    assert dense(Work(steps=1, batch=8)).flops == step
+    found = dense(Work(steps=7, batch=8, parameter_passes=2, server_flops=5.0))
+    assert found.flops == 7 * (step + 2 * 2 * 40_200) + 5
+
+
+def test_flops_of_a_convolution() -> None:
+    convolution, last = 2 * (3 * 3 * 3) * 8 * 10 * 10, 2 * 800 * 2
+    assert forward_flops(FAMILY, "conv", PIXELS) == convolution + last
+    found = cost(FAMILY, "conv", PIXELS, Work(steps=2, batch=5), MOMENTUM)
+    assert found.flops == 2 * 5 * (2 * convolution + 3 * last)
+
+
+def test_passes_of_a_part() -> None:
+    square, last = 2 * 100 * 100, 2 * 100 * 2
+    alone = dense(Work(steps=1, batch=8))
+    middle = dense(Work(steps=1, batch=8, each_step=(Pass("train", "intermediate", 4),)))
+    assert middle.flops - alone.flops == 4 * (3 * 3 * square - square)  # no gradient of what came from elsewhere
+    features = dense(Work(steps=3, batch=8, each_step=(Pass("forward", "features", 2),)))
+    assert features.flops - 3 * alone.flops == 3 * 2 * 4 * square
+    whole = dense(Work(batch=8, once=(Pass("forward", "all", 100),)))
+    assert whole.flops == 100 * (4 * square + last)
+
+
+def test_a_part_without_parameters_can_be_trained() -> None:
+    work = Work(steps=1, batch=2, each_step=(Pass("train", "intermediate", 2),))
+    assert (
+        cost(FAMILY, "conv", PIXELS, work, PLAIN).flops
+        == cost(FAMILY, "conv", PIXELS, Work(steps=1, batch=2), PLAIN).flops
+    )
+
+
+def test_memory_of_further_passes() -> None:
+    """Forward passes go through in slices of a batch, passes that train need all of their samples at once."""
+    few, many = (dense(Work(batch=64, once=(Pass("forward", "features", count),))) for count in (64, 10_000))
+    assert few.memory == many.memory
+    alone = dense(Work(steps=1, batch=64))
+    large = dense(Work(steps=1, batch=64, each_step=(Pass("train", "features", 4096),)))
+    assert large.memory_bytes > alone.memory_bytes + 4 * 4096 * 400
+    # the features that an intermediate pass reads are the method's own, which says what it holds
+    middle = dense(Work(steps=1, batch=64, each_step=(Pass("train", "intermediate", 4096),)))
+    assert "batch" not in middle.memory
+    assert 3 * 4096 * 400 < middle.memory["activations"] < large.memory["activations"]
+
+
+def test_constants_of_a_model_are_memory_but_no_message() -> None:
+    """The frozen embedding of the text model is in every process and on no wire."""
+    family = families.family("lstm")
+    found = cost(family, "lstm1", TEXT, Work(held_models=1), MOMENTUM)
+    assert found.parameters == 221_472
+    assert found.state_bytes == 4 * 221_472
+    assert found.memory["model"] - found.memory["held"] == 4 * 30 * 300
+
+
+CHECKED = {
+    "resnet-stage": InputSpec((3, 32, 32), 10),
+    "resnet-width": InputSpec((3, 32, 32), 10),
+    "vit-layer": InputSpec((3, 32, 32), 10),
+    "fedhe-cnn": InputSpec((3, 32, 32), 10),
+    "fedhenn-cnn": InputSpec((3, 32, 32), 10),
+    "fedin-v1": InputSpec((3, 16, 16), 10),
+    "lstm": TEXT,
+}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_both_counters_agree_on_a_forward_pass(name: str) -> None:
+    """fvcore traces it, torch's counter sees its operators: two ways to the same figure."""
+    family, spec = families.family(name), CHECKED[name]
+    variant = family.variants[0]
+    found = cost(family, variant, spec, Work(batch=4, once=(Pass("forward", "all", 4),)), MOMENTUM)
+    assert found.flops == 4 * forward_flops(family, variant, spec) > 0
+
+
+def test_the_published_multiply_adds() -> None:
+    """ResNet18 and ResNet26 of the papers: 37.02 and 55.89 million at 32x32."""
+    family, spec = families.family("resnet-stage"), CHECKED["resnet-stage"]
+    assert [round(forward_flops(family, v, spec) / 2e6, 2) for v in ("resnet18", "resnet26")] == [37.02, 55.89]
+
+
+def test_unknown_variants_and_unsuitable_data_are_refused() -> None:
+    family = families.family("resnet-stage")
+    with pytest.raises(BadInput, match="resnet12"):
+        cost(family, "resnet12", InputSpec((3, 32, 32), 10), Work(), MOMENTUM)
+    with pytest.raises(BadInput, match="at least 2 classes"):
+        cost(family, "resnet10", InputSpec((3, 32, 32), 1), Work(), MOMENTUM)
