@@ -95,8 +95,13 @@ class Checkpoints:
             self._path(version).unlink()
         self._drop_unused(stored)
 
+    def found(self) -> bool:
+        """Whether there is any, whole or not."""
+        return bool(self._versions())
+
     def load(self) -> tuple[Stored, Progress, list[str]]:
         """The newest whole checkpoint, and what is wrong with newer ones. Raises Damaged when there is none."""
+        self._sweep()
         problems = []
         for version in reversed(self._versions()):
             try:
@@ -105,11 +110,14 @@ class Checkpoints:
                 problems.append(str(error))
                 continue
             return stored, progress, problems
-        raise Damaged("; ".join(problems) or f"{self._folder}: no checkpoint was written, the run must start anew")
+        raise Damaged(f"{'; '.join(problems)}; remove {self._run}, and --resume starts this run anew")
 
     def _read(self, path: Path) -> tuple[Stored, Progress]:
         bundle = load_bundle(path)
-        stored = msgspec.json.decode(str(bundle.values["progress"]), type=Stored)
+        try:
+            stored = msgspec.json.decode(str(bundle.values.get("progress")), type=Stored)
+        except msgspec.MsgspecError as error:
+            raise Damaged(f"{path}: not what a checkpoint of this version looks like: {error}") from error
 
         def unpack(packed: Packed) -> Bundle:
             return Bundle({name: bundle.tensors[t] for name, t in packed.tensors.items()}, packed.values)
@@ -129,6 +137,11 @@ class Checkpoints:
             evaluated=stored.evaluated,
         )
         return stored, progress
+
+    def _sweep(self) -> None:
+        """Remove what was half written when the run was killed."""
+        for part in self._folder.rglob(".*.part"):
+            part.unlink()
 
     def _drop_unused(self, stored: Stored) -> None:
         """Remove what clients kept that no checkpoint can come back to.

@@ -88,7 +88,7 @@ class Engine:
     def run(self) -> None:
         """From where the progress stands to the end of the experiment."""
         p = self.progress
-        if p.next_task == 0:
+        if p.policy.round == 0:
             self._checkpoint(p)
             self._evaluate(0)
             self._open()
@@ -116,6 +116,8 @@ class Engine:
                 if outcome.kind != "ok":
                     raise FleetbedError(f"task {task.number} was done before and failed now: {outcome.detail}")
                 self._replies[task.number] = wire.unpack(outcome.frames)
+            if task.outcome:  # its row was taken back together with those that will happen again
+                self._write(task)
 
     def _over(self) -> bool:
         experiment, p = self.config.experiment, self.progress

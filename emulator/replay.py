@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from fleetbed.emulator.identity import differences
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import RunConfig, TimingChoice
 
@@ -45,12 +46,5 @@ def _differences(recorded: RunConfig, asked: RunConfig) -> list[str]:
     trees = []
     for config in (recorded, asked):
         experiment = replace(config.experiment, timing=TimingChoice(), processes="resident")
-        trees.append(_flat("", msgspec.to_builtins(replace(config, experiment=experiment))))
-    first, second = trees
-    return sorted(key for key in first.keys() | second.keys() if first.get(key) != second.get(key))
-
-
-def _flat(prefix: str, tree: object) -> dict[str, object]:
-    if isinstance(tree, dict) and tree:
-        return {k: v for key, part in tree.items() for k, v in _flat(f"{prefix}{key}.", part).items()}
-    return {prefix.rstrip("."): tree}
+        trees.append(replace(config, experiment=experiment))
+    return list(differences(*trees))

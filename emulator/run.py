@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from fleetbed.emulator import host
+from fleetbed.emulator import host, identity
 from fleetbed.emulator.bundle import Bundle, Value
 from fleetbed.emulator.calibration import host_fingerprint
 from fleetbed.emulator.checkpoint import Checkpoints
@@ -45,7 +45,11 @@ from fleetbed.profiles.experiment import RunConfig
 
 #: a run whose tasks overran their plans by more than this (95th percentile) is labelled degraded
 DEGRADED_OVERRUN = 1.05
-VERSIONS = ("fleetbed", "torch", "torchvision", "numpy", "pyzmq")
+
+
+def is_unborn(folder: Path) -> bool:
+    """Whether there is nothing to go on with: no folder, or a run that was killed before its first checkpoint."""
+    return not Checkpoints(folder).found()
 
 
 def is_done(folder: Path) -> bool:
@@ -67,7 +71,7 @@ def start(config: RunConfig, folder: Path, *, search: Sequence[Path], command: s
     try:
         (folder / "partition.json").write_bytes(layout.split.to_json())
         with _records(folder) as records:
-            records.set_meta(**_head(config, command))
+            records.set_meta(**_head(config, command), profiles=identity.profiles(layout))
             with _status(records, watch):
                 _Run(layout, folder, records, watch).begin()
     except BadInput:
@@ -75,18 +79,14 @@ def start(config: RunConfig, folder: Path, *, search: Sequence[Path], command: s
         raise
 
 
-def resume(folder: Path, *, search: Sequence[Path], watch: Watch) -> None:
+def resume(config: RunConfig, folder: Path, *, search: Sequence[Path], watch: Watch) -> None:
     """Go on with a run that was interrupted or killed, from its newest whole checkpoint."""
     with _records(folder) as records:
-        written = records.meta("versions")
-        differs = [
-            f"{name} {written.get(name)} then, {now} now"
-            for name, now in _versions().items()
-            if written.get(name) != now
-        ]
-        if differs:
-            raise BadInput(f"{folder}: the run was started with other versions: {'; '.join(differs)}")
-        layout = lay_out(msgspec.convert(records.meta("config"), RunConfig), search)
+        identity.check_same(str(folder), "versions", records.meta("versions"), identity.versions())
+        identity.check_same(str(folder), "configuration", records.meta("config"), config)
+        layout = lay_out(config, search)
+        identity.check_same(str(folder), "profiles", records.meta("profiles"), identity.profiles(layout))
+        records.set_meta(status="running", error=None, ended=None)
         with _status(records, watch):
             _Run(layout, folder, records, watch).go_on()
 
@@ -212,7 +212,7 @@ def _head(config: RunConfig, command: str) -> dict[str, Any]:
         "command": command,
         "started": _now(),
         "fingerprint": host_fingerprint(),
-        "versions": _versions(),
+        "versions": identity.versions(),
         "host": {
             "cpu": host.cpu_model(),
             "cores": host.cores(),
@@ -227,10 +227,6 @@ def _head(config: RunConfig, command: str) -> dict[str, Any]:
 def _degraded(records: Records) -> bool:
     overruns = [overrun for (overrun,) in records.rows("SELECT overrun FROM tasks WHERE overrun IS NOT NULL")]
     return len(overruns) > 1 and statistics.quantiles(overruns, n=20)[-1] > DEGRADED_OVERRUN
-
-
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in VERSIONS}
 
 
 def _now() -> str:

@@ -36,8 +36,9 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 def save_bundle(path: Path, bundle: Bundle) -> None:
     # safetensors refuses tensors that share memory; a bundle may hold views of one message
-    tensors = {name: t.detach().contiguous().clone() for name, t in bundle.tensors.items()}
-    about = {"values": json.dumps(bundle.values, sort_keys=True), "crc32": str(_checksum(tensors))}
+    tensors = {name: t.detach().cpu().contiguous().clone() for name, t in bundle.tensors.items()}
+    values = json.dumps(bundle.values, sort_keys=True)
+    about = {"values": values, "crc32": str(_checksum(values, tensors))}
     write_atomically(path, lambda part: safetensors.torch.save_file(tensors, part, metadata=about))
 
 
@@ -50,13 +51,13 @@ def load_bundle(path: Path) -> Bundle:
         raise Damaged(f"{path}: the file is missing") from error
     except (SafetensorError, OSError) as error:
         raise Damaged(f"{path}: not a whole safetensors file ({error})") from error
-    if about.get("crc32") != str(_checksum(tensors)):
+    if about.get("crc32") != str(_checksum(about.get("values", ""), tensors)):
         raise Damaged(f"{path}: the checksum does not match, the file was changed or cut")
     return Bundle(tensors, json.loads(about["values"]))
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> int:
-    total = 0
+def _checksum(values: str, tensors: Mapping[str, Tensor]) -> int:
+    total = zlib.crc32(values.encode())
     for name in sorted(tensors):
         total = zlib.crc32(name.encode(), total)
         if tensors[name].numel():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import fcntl
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,7 +18,7 @@ from fleetbed.emulator.watch import Watch
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Experiment, RunConfig, runs
 
-STUDY = "study.json"
+STUDY, LOCK = "study.json", "study.lock"
 
 
 class Study(Struct, frozen=True):
@@ -43,7 +46,8 @@ def start_study(
         raise BadInput(
             f"{folder}: the folder cannot be written ({error.strerror}); choose another with --out"
         ) from error
-    return _carry_out(study, folder, configs, watch)
+    with _alone(folder):
+        return _carry_out(study, folder, configs, watch)
 
 
 def resume_study(folder: Path, watch: Watch) -> list[Path]:
@@ -56,7 +60,19 @@ def resume_study(folder: Path, watch: Watch) -> list[Path]:
         raise BadInput(f"{folder}: not the folder of a study or a run, there is no {STUDY} in it") from error
     except msgspec.MsgspecError as error:
         raise BadInput(f"{folder / STUDY}: not what a study of this version looks like: {error}") from error
-    return _carry_out(study, folder, runs(study.experiment), watch)
+    with _alone(folder):
+        return _carry_out(study, folder, runs(study.experiment), watch)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two processes at work in one folder would spoil it; the kernel drops the lock of a killed one."""
+    with (folder / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BadInput(f"{folder}: another process is at work here; wait for it, or end it first") from error
+        yield
 
 
 def _carry_out(study: Study, folder: Path, configs: list[RunConfig], watch: Watch) -> list[Path]:
@@ -65,11 +81,12 @@ def _carry_out(study: Study, folder: Path, configs: list[RunConfig], watch: Watc
     for number, config in enumerate(configs, 1):
         place = folder / config.name
         watch.say(f"run {number} of {len(configs)}: {config.name}")
-        if not place.exists():
+        if run.is_unborn(place):
+            shutil.rmtree(place, ignore_errors=True)
             run.start(config, place, search=search, command=study.command, watch=watch)
         elif run.is_done(place):
             watch.say("done before")
         else:
-            run.resume(place, search=search, watch=watch)
+            run.resume(config, place, search=search, watch=watch)
         folders.append(place)
     return folders

@@ -19,6 +19,15 @@ TINY = (
     "budgets.round_s=null",
     "rounds=2",
 )
+#: where only the emulator's own behaviour matters: two small variants, a handful of samples
+TINIER = (
+    *TINY,
+    "model.variants=[resnet10, resnet14]",
+    "training.batch=4",
+    "data.train_limit=200",
+    "data.test_limit=40",
+    "data.partition.min_size=4",
+)
 
 
 def tiny(*sets: str) -> RunConfig:

@@ -1,0 +1,53 @@
+"""What a run must still be when it is gone on with or replayed; where it is not, what differs is named."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from fleetbed.emulator.layout import Layout
+from fleetbed.profiles.errors import BadInput
+
+VERSIONS = ("fleetbed", "torch", "torchvision", "numpy", "pyzmq")
+
+
+def versions() -> dict[str, str]:
+    return {name: version(name) for name in VERSIONS}
+
+
+def profiles(layout: Layout) -> dict[str, str]:
+    """A digest of what the configuration only names: devices, links, who has which samples."""
+    parts: dict[str, Any] = {"server": [layout.server, layout.server_link], "partition": layout.split.to_json()}
+    parts |= {f"client {spec.name} {spec.kind}": [spec.device, spec.link] for spec in layout.specs}
+    return {name: hashlib.blake2b(msgspec.json.encode(part), digest_size=6).hexdigest() for name, part in parts.items()}
+
+
+def check_same(where: str, what: str, then: Any, now: Any) -> None:
+    """Refuse to go on with something else than the run was started with."""
+    differing = [f"{key} ({a} then, {b} now)" for key, (a, b) in differences(then, now).items()]
+    if differing:
+        raise BadInput(
+            f"{where}: the run cannot be gone on with, in its {what} these differ: {', '.join(differing)}; "
+            "bring back what it was started with, or start a new run with --out"
+        )
+
+
+def differences(then: Any, now: Any) -> dict[str, tuple[Any, Any]]:
+    """The dotted key paths at which two trees of data differ, with both values."""
+    one, other = _flat("", _plain(then)), _flat("", _plain(now))
+    keys = sorted(one.keys() | other.keys())
+    found = {key: (one.get(key, "missing"), other.get(key, "missing")) for key in keys}
+    return {key: values for key, values in found.items() if values[0] != values[1]}
+
+
+def _plain(tree: Any) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(tree))
+
+
+def _flat(prefix: str, tree: Any) -> dict[str, Any]:
+    if isinstance(tree, dict) and tree:
+        return {k: v for key, part in tree.items() for k, v in _flat(f"{prefix}{key}.", part).items()}
+    return {prefix.rstrip("."): tree}

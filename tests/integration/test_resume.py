@@ -1,0 +1,293 @@
+"""A run that was ended at any moment goes on, and ends with what an undisturbed one ends with."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from same_runs import results, traces_of, workers_in
+from small_runs import TINIER as TINY
+from small_runs import query
+
+from fleetbed.emulator import identity
+from fleetbed.emulator.study import resume_study, start_study
+from fleetbed.emulator.watch import Watch
+from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.resolve import load_experiment
+
+SYNC = ("rounds=3", "participation.ratio=0.5")
+ASYNC = ("rounds=2", "policies=[{kind: async, concurrency: 3}]")
+BUFFERED = ("rounds=2", "policies=[{kind: buffered, buffer: 3, concurrency: 4}]")
+#: the method whose clients keep a model of their own
+KEEPING = ("rounds=3", "algorithms=[{name: fedhe}]", "participation.ratio=0.5")
+
+#: `fleetbed run` that kills itself: while it handles the nth event, or with the nth checkpoint half written
+DOOMED = """
+import os, signal, sys
+import safetensors.torch
+from fleetbed.cli.main import main
+from fleetbed.emulator.engine import Engine
+
+moment, left = sys.argv.pop(1), int(sys.argv.pop(1))
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def handle(self, event, real=Engine._handle):
+    global left
+    left -= 1
+    if left == 0:
+        die()
+    real(self, event)
+
+def save_file(tensors, path, metadata, real=safetensors.torch.save_file):
+    global left
+    real(tensors, path, metadata)
+    if "checkpoint" in str(path):
+        left -= 1
+        if left == 0:
+            os.truncate(path, os.path.getsize(path) // 2)
+            die()
+
+if moment == "event":
+    Engine._handle = handle
+else:
+    safetensors.torch.save_file = save_file
+main()
+"""
+
+
+class Stopped(BaseException):
+    """As sudden as a kill, for runs in this process: no handler of the run knows it."""
+
+
+class StopAfter(Watch):
+    def __init__(self, ticks: int) -> None:
+        self._left = ticks
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def tick(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise Stopped
+
+
+def study(folder: Path, *sets: str, watch: Watch | None = None) -> Path:
+    experiment = load_experiment("demo", (), (*TINY, *sets))
+    return start_study(experiment, folder, search=(), command="test", watch=watch or Watch())[0]
+
+
+def command(*arguments: str, sets: tuple[str, ...] = ()) -> list[str]:
+    return [*arguments, *(word for each in (*TINY, *sets) for word in ("--set", each))]
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        pytest.param(SYNC, id="sync"),
+        pytest.param(ASYNC, id="async"),
+        pytest.param(BUFFERED, id="buffered", marks=pytest.mark.slow),
+        pytest.param(KEEPING, id="keeping", marks=pytest.mark.slow),
+    ],
+)
+def test_it_ends_the_same_wherever_it_was_stopped(tmp_path: Path, sets: tuple[str, ...]) -> None:
+    sets = (*sets, "processes=inline")
+    whole = results(study(tmp_path / "whole", *sets))
+    stopped = tmp_path / "stopped"
+    with pytest.raises(Stopped):
+        study(stopped, *sets, watch=StopAfter(17))
+    for ticks in (1, 14, 5, 9):
+        with pytest.raises(Stopped):
+            resume_study(stopped, StopAfter(ticks))
+    (folder,) = resume_study(stopped, Watch())
+    assert results(folder) == whole
+    assert not list(folder.rglob("*.part"))
+
+
+def test_it_survives_kill_9_while_it_works_and_while_it_writes_a_checkpoint(tmp_path: Path) -> None:
+    whole = results(study(tmp_path / "whole", *SYNC, "processes=inline"))
+    folder = tmp_path / "killed"
+    lives = [
+        command(sys.executable, "-c", DOOMED, "event", "17", "run", "demo", "--out", str(folder), sets=SYNC),
+        [sys.executable, "-c", DOOMED, "checkpoint", "1", "run", "--resume", str(folder)],
+    ]
+    for life in lives:
+        broker = subprocess.Popen(life, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        assert broker.wait() == -signal.SIGKILL
+    assert list(folder.rglob("*.part"))
+    (found,) = resume_study(folder, Watch())
+    # the mode is part of the configuration, but what comes out of it is not
+    assert results(found) == whole
+    assert not list(folder.rglob("*.part"))
+    assert workers_in(found) == []
+    assert traces_of(broker.pid) == []
+
+
+@pytest.mark.slow
+def test_nothing_is_left_when_broker_and_zygote_were_killed_together(tmp_path: Path) -> None:
+    folder = tmp_path / "killed"
+    life = command(sys.executable, "-m", "fleetbed.cli.main", "run", "demo", "--out", str(folder), sets=("rounds=50",))
+    broker = subprocess.Popen(life, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    run = folder / "heteroavg-sync-1"
+    while not (run / "state" / "checkpoint-00000001.safetensors").exists():
+        assert broker.poll() is None
+        time.sleep(0.05)
+    workers = workers_in(run)
+    (zygote,) = [process for process in workers if "zygote" in " ".join(process.cmdline())]
+    assert len(workers) > 8
+    os.kill(zygote.pid, signal.SIGKILL)
+    broker.kill()
+    broker.wait()
+    for process in workers:  # clients die with the zygote
+        process.wait(10)
+    assert any(traces_of(pid) for pid in (broker.pid, zygote.pid))
+    study(tmp_path / "next", "rounds=1")
+    assert traces_of(broker.pid) + traces_of(zygote.pid) == []
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_anew(tmp_path: Path) -> None:
+    sets = ("processes=inline", "rounds=1", "seeds=[1, 2]")
+    whole = [results(tmp_path / "whole" / name) for name in _names(study(tmp_path / "whole", *sets).parent)]
+    folder = tmp_path / "killed"
+    study(folder, *sets)
+    second = folder / "heteroavg-sync-2"
+    for path in (second / "state").iterdir():
+        path.unlink()
+    (second / "run.sqlite").write_bytes(b"")  # as it is before its first transaction
+    watch = StopAfter(10**9)
+    folders = resume_study(folder, watch)
+    assert [results(each) for each in folders] == whole
+    assert "done before" in watch.said
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir())
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """A study that was stopped in its third round, with two checkpoints."""
+    with pytest.raises(Stopped):
+        study(tmp_path / "stopped", *SYNC, "processes=inline", watch=StopAfter(30))
+    return tmp_path / "stopped"
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/state/checkpoint-*"))
+
+
+def damage(path: Path, *, at: float) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * at)] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, stopped: Path) -> None:
+    whole = results(study(tmp_path / "whole", *SYNC, "processes=inline"))
+    _, newest = _checkpoints(stopped)
+    damage(newest, at=0.9)
+    watch = StopAfter(10**9)
+    (folder,) = resume_study(stopped, watch)
+    assert any(newest.name in text and "going on from the checkpoint before it" in text for text in watch.said)
+    assert results(folder) == whole
+
+
+def test_when_every_checkpoint_is_damaged_it_says_what_to_do(stopped: Path) -> None:
+    for path in _checkpoints(stopped):
+        damage(path, at=0.01)  # in the header, where no tensor lies
+    with pytest.raises(Exception, match=r"checkpoint-.*checkpoint-.*remove .*starts this run anew"):
+        resume_study(stopped, Watch())
+
+
+def _edit_study(folder: Path, **changes: Any) -> None:
+    content = msgspec.json.decode((folder / "study.json").read_bytes())
+    content["experiment"]["training"] |= changes
+    (folder / "study.json").write_bytes(msgspec.json.encode(content))
+
+
+def test_another_configuration_is_refused_and_what_differs_is_named(stopped: Path) -> None:
+    _edit_study(stopped, batch=8)
+    with pytest.raises(BadInput, match=r"configuration.*experiment\.training\.batch \(4 then, 8 now\)"):
+        resume_study(stopped, Watch())
+
+
+def test_another_version_is_refused_and_named(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "version", lambda name: "9.9" if name == "torch" else "0.1.0")
+    with pytest.raises(BadInput, match=r"versions.* torch \(2\.\S+ then, 9\.9 now\)"):
+        resume_study(stopped, Watch())
+
+
+def test_another_device_is_refused_and_named(tmp_path: Path) -> None:
+    folder = tmp_path / "profiles" / "devices"
+    folder.mkdir(parents=True)
+    device = folder / "mine.yaml"
+    device.write_text(
+        "title: mine\ntrains_on: cpu\ncpu: {description: x, cores: 1, fp32_gflops: 2}\n"
+        "memory: {installed_mib: 1000, visible_mib: 900, available_mib: 800, runtime_mib: 200}\nlink: ethernet_1g\n"
+    )
+    sets = (*TINY, "processes=inline", "server.device=mine")
+    experiment = load_experiment("demo", (folder.parent,), sets)
+    with pytest.raises(Stopped):
+        start_study(experiment, tmp_path / "s", search=(folder.parent,), command="", watch=StopAfter(30))
+    device.write_text(device.read_text().replace("fp32_gflops: 2", "fp32_gflops: 3"))
+    with pytest.raises(BadInput, match=r"profiles these differ: server "):
+        resume_study(tmp_path / "s", Watch())
+
+
+def test_a_study_that_somebody_works_on_is_left_alone(tmp_path: Path) -> None:
+    class Intruder(Watch):
+        refused = 0
+
+        def tick(self) -> None:
+            with pytest.raises(BadInput, match="another process is at work here"):
+                resume_study(tmp_path / "s", Watch())
+            self.refused += 1
+
+    watch = Intruder()
+    study(tmp_path / "s", "processes=inline", "rounds=1", watch=watch)
+    assert watch.refused > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sets", [("rounds=8",), ("rounds=8", "policies=[{kind: async}]")], ids=["sync", "async"])
+def test_ten_kills_at_random_moments(tmp_path: Path, sets: tuple[str, ...]) -> None:
+    """Seven whenever it happens, three with a checkpoint half written."""
+    whole = results(study(tmp_path / "whole", *sets))
+    draw = random.Random(len(sets))
+    folder = tmp_path / "killed"
+    begin = command("run", "demo", "--out", str(folder), sets=sets)
+    table = []
+    pids = []
+    for number in range(10):
+        words = ["run", "--resume", str(folder)] if (folder / "study.json").exists() else begin
+        if number % 3 == 2:
+            life = [sys.executable, "-c", DOOMED, "checkpoint", str(draw.randint(1, 2)), *words]
+            broker = subprocess.Popen(life, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            moment = "in a checkpoint"
+        else:
+            life = [sys.executable, "-m", "fleetbed.cli.main", *words]
+            broker = subprocess.Popen(life, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            wait_s = draw.uniform(1.0, 9.0)
+            moment = f"after {wait_s:.1f} s"
+            time.sleep(wait_s)
+            broker.kill()
+        assert broker.wait() in (-signal.SIGKILL, 0)
+        pids.append(broker.pid)
+        table.append((number + 1, moment, [path.name for path in _checkpoints(folder)][-1:]))
+    (found,) = resume_study(folder, Watch())
+    print(*table, results(found)["weights"], whole["weights"], sep="\n")
+    assert results(found) == whole
+    assert workers_in(found) == []
+    assert [trace for pid in pids for trace in traces_of(pid)] == []
+    assert query(found, "SELECT count(*) - count(DISTINCT task) FROM tasks") == [(0,)]
