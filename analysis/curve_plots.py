@@ -10,6 +10,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fleetbed.analysis.curves import Axis, band, counted, curve, mean_accuracy
 from fleetbed.analysis.study import Series
@@ -82,39 +83,48 @@ def curves_figure(series: Sequence[Series], axis: Axis, targets: Sequence[float]
         axes.set_xlabel(axis_label(axis, unit))
         axes.set_xlim(left=0)
         accuracy_axes(axes)
-        axes.legend(loc="lower right")
+        axes.legend(loc="best")
     return figure
 
 
 def pareto_figure(series: Sequence[Series]) -> Figure:
-    """Each run at its final accuracy and what it had spent; the line joins what nothing beats on both."""
-    axes_shown: list[Axis] = ["time", "bytes", "joules"]
-    look = looks(series)
-    points = {
-        axis: [(one, _final_points(one, axis)) for one in series if _final_points(one, axis)] for axis in axes_shown
-    }
-    axes_shown = [axis for axis in axes_shown if points[axis]]
-    if not axes_shown:
+    """Each run at its final accuracy and what it had spent, on every axis that these runs have."""
+    axes: tuple[Axis, ...] = ("time", "bytes", "joules")
+    points = {axis: {one.label: _final_points(one, axis) for one in series} for axis in axes}
+    shown = [axis for axis in axes if any(points[axis].values())]
+    if not shown:
         raise BadInput("plot pareto: there is nothing to draw, the runs have no evaluation yet.")
     with mpl.rc_context(RC):
-        figure, grid = new_figure(2.9 * len(axes_shown) + 0.6, 3.0, ncols=len(axes_shown), sharey=True, squeeze=False)
-        for axes, axis in zip(grid[0], axes_shown, strict=True):
-            largest = max(x for _, found in points[axis] for x, _ in found)
-            size, unit = scale(largest, axis)
-            middles = []
-            for one, found in points[axis]:
-                style = look[one.method]
-                xs, ys = np.array([x for x, _ in found]) / size, [y for _, y in found]
-                axes.scatter(xs, ys, color=style.colour, marker=style.marker, s=16, alpha=0.45, linewidths=0)
-                axes.scatter(xs.mean(), mean(ys), color=style.colour, marker=style.marker, s=48, label=one.label)
-                middles.append((float(xs.mean()), mean(ys)))
-            front = pareto_front(middles)
-            axes.plot(*zip(*front, strict=True), color=GREY, linewidth=0.9, linestyle=(0, (2, 2)), zorder=0)
-            axes.set_xlabel(axis_label(axis, unit))
-            axes.set_xlim(left=0)
+        figure, grid = new_figure(2.9 * len(shown) + 0.6, 3.0, ncols=len(shown), sharey=True, squeeze=False)
+        for panel, axis in zip(grid[0], shown, strict=True):
+            _pareto_panel(panel, axis, series, points[axis])
         accuracy_axes(grid[0][0])
         grid[0][0].legend(loc="best")
     return figure
+
+
+def _pareto_panel(
+    panel: Axes, axis: Axis, series: Sequence[Series], points: dict[str, list[tuple[float, float]]]
+) -> None:
+    """Runs small, means large; the line joins the means that nothing beats on both."""
+    look = looks(series)
+    size, unit = scale(max(x for found in points.values() for x, _ in found), axis)
+    means = []
+    for one in (one for one in series if points[one.label]):
+        xs, ys = [x / size for x, _ in points[one.label]], [y for _, y in points[one.label]]
+        dots: Any = {
+            "color": look[one.method].colour,
+            "marker": look[one.method].marker,
+            "linewidths": 0,
+            "clip_on": False,
+        }
+        panel.scatter(xs, ys, s=16, alpha=0.45, **dots)
+        panel.scatter(mean(xs), mean(ys), s=48, label=one.label, **dots)
+        means.append((mean(xs), mean(ys)))
+    front = pareto_front(means)
+    panel.plot(*zip(*front, strict=True), color=GREY, linewidth=0.9, linestyle=(0, (2, 2)), zorder=0)
+    panel.set_xlabel(axis_label(axis, unit))
+    panel.set_xlim(left=0)
 
 
 def _final_points(one: Series, axis: Axis) -> list[tuple[float, float]]:
@@ -182,32 +192,31 @@ def _final_by_variant(one: Series) -> dict[str, list[float]]:
 
 def metric_figure(series: Sequence[Series]) -> Figure:
     """InCo's theta and beta over the merges: one panel each, a line per layer, mean over seeds."""
-    names = ("theta", "beta")
-    lines: dict[str, dict[str, dict[int, list[float]]]] = {name: {} for name in names}
+    titles = {"theta": "θ, weight of the base layer", "beta": "β = ⟨g₀, gₖ⟩"}
+    lines: dict[str, dict[tuple[str, str], dict[int, list[float]]]] = {name: {} for name in titles}
     for one in series:
-        for run in one.runs:
-            for metric in run.metrics:
-                name, _, layer = metric.name.partition("/")
-                if name in names and metric.task is None:
-                    label = f"{one.label} {layer}".strip() if len(series) > 1 else layer or one.label
-                    lines[name].setdefault(label, {}).setdefault(metric.version, []).append(metric.value)
-    shown = [name for name in names if lines[name]]
-    if not shown:
+        for metric in (metric for run in one.runs for metric in run.metrics if metric.task is None):
+            name, _, layer = metric.name.partition("/")
+            if name in titles:
+                by_version = lines[name].setdefault((one.label, layer), {})
+                by_version.setdefault(metric.version, []).append(metric.value)
+    methods = {label for found in lines.values() for label, _ in found}
+    if not methods:
         raise BadInput("plot inco: no run recorded theta or beta; give runs of a method with InCo.")
     with mpl.rc_context(RC):
-        figure, grid = new_figure(3.4 * len(shown), 3.0, ncols=len(shown), squeeze=False)
-        for axes, name in zip(grid[0], shown, strict=True):
-            for number, (label, by_version) in enumerate(sorted(lines[name].items())):
-                versions = sorted(by_version)
+        figure, (left, right) = new_figure(6.8, 3.0, ncols=2)
+        for axes, (name, title) in zip((left, right), titles.items(), strict=True):
+            for number, ((label, layer), by_version) in enumerate(sorted(lines[name].items())):
                 axes.plot(
-                    versions,
-                    [mean(by_version[version]) for version in versions],
+                    sorted(by_version),
+                    [mean(by_version[version]) for version in sorted(by_version)],
                     color=COLOURS[number % len(COLOURS)],
                     linestyle=("-", "--", ":")[number // len(COLOURS) % 3],
-                    label=label,
+                    label=layer if len(methods) == 1 else f"{label} {layer}",
                 )
             axes.axhline(0, color=GREY, linewidth=0.8)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set_xlabel("Merge")
-            axes.set_ylabel({"theta": "θ, weight of the base layer", "beta": "β = ⟨g₀, gₖ⟩"}[name])
-        grid[0][-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+            axes.set_ylabel(title)
+        right.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure

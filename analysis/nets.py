@@ -44,7 +44,8 @@ def final_models(run: Run, dataset: Dataset, most: int = MOST_MODELS) -> list[Fi
     """In the order of their names, in evaluation mode; evenly spaced ones where there are more than `most`."""
     paths = sorted((run.folder / "models").glob("*.safetensors"))
     if not paths:
-        raise BadInput(f"{run.folder}: there are no models in it, the run is {run.state}; give one that is done.")
+        why = "they were removed" if run.finished else "the run did not finish"
+        raise BadInput(f"{run.folder}: there are no final models in it, {why}; give a run that is whole.")
     if len(paths) > most:
         paths = [paths[place] for place in np.linspace(0, len(paths) - 1, most).round().astype(int)]
     models = family_of(run)

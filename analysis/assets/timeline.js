@@ -51,10 +51,10 @@ function roundChart(box, run, payload, open) {
     }
     for (const value of ticks(1, count, width / 80)) {
       if (!Number.isInteger(value) || value < 1) continue;
-      root.append(svg("text", {x: pad.left + (value - 0.5) * step, y: height - pad.bottom + 16, "text-anchor": "middle"}, String(rounds.number[value - 1])));
+      root.append(svg("text", {x: pad.left + (value - 0.5) * step, y: height - pad.bottom + 16, "text-anchor": "middle"}, String(run.in_rounds ? rounds.number[value - 1] : value)));
     }
     root.append(svg("path", {class: "axis", d: `M${pad.left} ${height - pad.bottom}H${width - pad.right}`}));
-    root.append(svg("text", {x: (pad.left + width) / 2, y: height - 4, "text-anchor": "middle"}, `Round; height in device time (${unit})`));
+    root.append(svg("text", {x: (pad.left + width) / 2, y: height - 4, "text-anchor": "middle"}, `${run.in_rounds ? "Round" : "Merge"}; height in device time (${unit})`));
     const tip = element("div", {class: "tip", hidden: ""});
     const placeOf = (event) => Math.floor(((event.clientX - root.getBoundingClientRect().left) - pad.left) / step);
     root.addEventListener("pointerleave", () => { tip.hidden = true; });

@@ -105,7 +105,7 @@ def test_what_cannot_be_drawn_is_said(runs: list[Run], tmp_path: Path) -> None:
     lone = open_run(write_run(tmp_path, "fedavg", rounds=2))
     with pytest.raises(BadInput, match="plot inco: no run recorded theta or beta"):
         plot("inco", [lone], tmp_path, [])
-    with pytest.raises(BadInput, match="there are no models in it, the run is done"):
+    with pytest.raises(BadInput, match="there are no final models in it, they were removed"):
         plot("cka", [lone], tmp_path, [])
     with pytest.raises(BadInput, match=r"plot KIND: there is no kind of plot 'tme'; did you mean time"):
         plot("tme", runs, tmp_path, [])
