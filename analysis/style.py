@@ -24,12 +24,14 @@ DASHES = {
     "async": (0, (1, 1.5)),
     "buffered": (0, (3, 1, 1, 1, 1, 1)),
 }
-#: A method's place here gives its look, so new ones go to the end.
+#: A method's place here gives its look; those below each other share a colour. New ones go to the end.
 KNOWN = (
     *("heteroavg", "fedin", "inco", "fedhe", "fedhenn", "heteroprox", "private"),
-    *("fedavg", "moon", "heterofl", "fedmd", "fedhenn_homo", "fedprox", "allsmall"),
-    *("fednova", "scalefl", "fedrolex", "fedgkt", "fedrep", "scaffold", "alllarge"),
+    *("fedavg", "fedin-noise", "inco-prox", "fedmd", "fedhenn-homo", "fedprox", "all-small"),
+    *("all-large", "moon", "heterofl", "fedgkt", "fedrep", "scaffold", "homo"),
+    *("fednova", "scalefl", "fedrolex", "inclusivefl"),
 )
+SAME = {"inco-heteroavg": "inco", "inco-heteroprox": "inco-prox"}
 
 RC: Any = {  # Any: matplotlib types its keys one by one
     "font.size": 9,
@@ -66,9 +68,13 @@ class Look:
 
 
 def looks(series: Sequence[Series]) -> dict[str, Look]:
-    """The look of each method, by its title. A label of the user's own takes a free place near its hash."""
+    """The look of each method, by its title.
+
+    A label of the user's own gets the look of its hash, or the next one where that colour is taken in this figure.
+    """
     titles = sorted({one.method for one in series})
-    found = {title: Look(KNOWN.index(title.lower())) for title in titles if title.lower() in KNOWN}
+    known = {title: SAME.get(name, name) for title in titles for name in [title.lower().replace("_", "-")]}
+    found = {title: Look(KNOWN.index(name)) for title, name in known.items() if name in KNOWN}
     for title in titles:
         if title not in found:
             found[title] = Look(_free_slot(title, {look.slot for look in found.values()}))
