@@ -26,7 +26,8 @@ def test_counts() -> None:
     assert len(DEVICES) == 18 + 1  # 18 boards and phones, and the generic server
     assert "server" in DEVICES
     assert len(LINKS) == 15
-    assert FLEETS == ["demo", "gpu-edge", "iot-10", "iot-100", "phones", "smart-home-500"]
+    iot = {f"iot-{total}" for total in (10, 20, 50, 100, 200)}
+    assert set(FLEETS) == iot | {"demo", "gpu-edge", "phones", "smart-home-500"}
 
 
 @pytest.mark.parametrize("name", DEVICES)
@@ -79,12 +80,16 @@ def test_fleets() -> None:
         "demo": 8,
         "gpu-edge": 20,
         "iot-10": 10,
+        "iot-20": 20,
+        "iot-50": 50,
         "iot-100": 100,
+        "iot-200": 200,
         "phones": 100,
         "smart-home-500": 500,
     }
     assert sorted(kinds["demo"].values()) == [2, 2, 2, 2]
-    assert list(kinds["iot-100"].values()) == [20] * 5
+    for total in (10, 20, 50, 100, 200):
+        assert list(kinds[f"iot-{total}"].values()) == [total // 5] * 5
     assert kinds["phones"] == {"phone-low": 53, "phone-mid": 46, "phone-high": 1}
     assert all(kind.startswith("jetson") for kind in kinds["gpu-edge"])
     assert {client.device.trains_on for client in clients_of(load_fleet("demo"))} == {"cpu"}
