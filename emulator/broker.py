@@ -6,6 +6,7 @@ It knows processes and sockets, nothing of device time beyond the order in which
 from __future__ import annotations
 
 import heapq
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from fleetbed.emulator.worker import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
 from fleetbed.profiles.errors import FleetbedError
 
 TICK_S = 0.25
+MOST_AT_ONCE = 1000  # messages handled before anything else gets its turn
 
 
 @dataclass
@@ -35,6 +37,7 @@ class Worker:
     alive: bool = False
     leaving: bool = False  # killed, or done with its one task; it takes no order until its end was reported
     socket: int | None = None  # the connection's file descriptor, by which its loss is reported
+    identity: bytes = b""
     order: Order | None = None
     sent_s: float | None = None
 
@@ -60,12 +63,12 @@ class Broker:
         self._router = self._context.socket(zmq.ROUTER)
         self._router.linger = 0
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a restarted client takes its name over
         self._router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         self._router.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES)
         self._monitor = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._router.bind(launcher.address)
+        self.address = launcher.address
+        self._router.bind(self.address)
         self._poller = zmq.Poller()
         for source in (self._router, self._monitor, launcher.fileno()):
             self._poller.register(source, zmq.POLLIN)
@@ -148,15 +151,24 @@ class Broker:
 
     def _spawn(self, worker: Worker) -> None:
         worker.alive, worker.leaving, worker.socket = True, False, None
+        worker.identity = f"{worker.name}-{secrets.token_hex(8)}".encode()
         one_task = self._one_task and not worker.name.startswith(SERVICE)
-        self._launcher.tell(Spawn(worker=worker.name, title=worker.title, plan=worker.plan, one_task=one_task))
+        self._launcher.tell(
+            Spawn(
+                worker=worker.name,
+                identity=worker.identity.decode(),
+                title=worker.title,
+                plan=worker.plan,
+                one_task=one_task,
+            )
+        )
 
     def _send(self, worker: Worker) -> None:
         assert worker.order is not None
         worker.sent_s = time.monotonic()
         try:
             self._router.send_multipart(
-                [worker.name.encode(), wire.control(worker.order.header), *worker.order.frames], copy=False
+                [worker.identity, wire.control(worker.order.header), *worker.order.frames], copy=False
             )
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
@@ -182,14 +194,15 @@ class Broker:
         self._on_tick()
 
     def _drain_router(self) -> None:
-        while True:
+        speakers = {worker.identity: worker for worker in self._workers.values() if worker.alive}
+        for _ in range(MOST_AT_ONCE):
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            worker = self._workers.get(bytes(frames[0].buffer).decode(errors="replace"))
+            worker = speakers.get(frames[0].bytes)
             if worker is None:
-                continue  # nobody we started: its messages lead nowhere
+                continue  # nobody we started, or one that has died since: its messages lead nowhere
             try:
                 self._on_message(worker, frames[1:])
             except wire.WireError as error:

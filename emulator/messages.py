@@ -118,7 +118,10 @@ class Configure(Struct, frozen=True, tag=True):
 
 
 class Spawn(Struct, frozen=True, kw_only=True, tag=True):
+    """`identity` is the worker's name on the socket: new for each process, so that nobody else can speak for it."""
+
     worker: str
+    identity: str
     title: str
     plan: LimitPlan
     one_task: bool

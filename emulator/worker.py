@@ -33,12 +33,12 @@ Frames = list[wire.Buffer]
 _rehearsed: set[str] = set()  # the variants that this process has trained
 
 
-def serve(workplace: Workplace, worker: str, address: str, group: Group, *, one_task: bool) -> None:
+def serve(workplace: Workplace, identity: str, address: str, group: Group, *, one_task: bool) -> None:
     """The loop of a worker, until it is killed. It holds nothing between two orders but its socket."""
     torch.set_num_threads(1)
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
-    socket.identity = worker.encode()
+    socket.identity = identity.encode()
     socket.linger = -1
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)

@@ -131,7 +131,7 @@ class Zygote:
         try:
             self._become(order.title)
             group.join()
-            serve(workplace, order.worker, self._address, group, one_task=order.one_task)
+            serve(workplace, order.identity, self._address, group, one_task=order.one_task)
             status = 0
         except BaseException:  # noqa: BLE001 - a forked child must never return into the zygote's stack
             traceback.print_exc()

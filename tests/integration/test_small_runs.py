@@ -43,13 +43,11 @@ def processes() -> dict[str, psutil.Process]:
     return found
 
 
-def leftovers() -> list[str]:
-    cgroups = [str(path) for path in Path("/sys/fs/cgroup").glob("**/fleetbed-*.heteroavg-*")]
-    return [
-        *processes(),
-        *cgroups,
-        *(p.name for p in Path(tempfile.gettempdir()).glob(f"fleetbed-????????-{os.getpid()}-*")),
-    ]
+def leftovers(zygote: int) -> list[str]:
+    """What is still there of our run: processes, cgroups (named after the zygote), sockets (named after us)."""
+    cgroups = [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/fleetbed-????????-{zygote}-*")]
+    sockets = [str(path) for path in Path(tempfile.gettempdir()).glob(f"fleetbed-????????-{os.getpid()}-*")]
+    return [*processes(), *cgroups, *sockets]
 
 
 class Meddler(Watch):
@@ -60,11 +58,13 @@ class Meddler(Watch):
         self._client = client
         self._broker: Broker | None = None
         self.seen: set[str] = set()
+        self.zygote = 0
 
     def start(self, engine: Engine, evaluations: Evaluations) -> None:
         assert isinstance(engine.executor, Broker)
         self._broker = engine.executor
-        self.seen = set(processes())
+        found = processes()
+        self.seen, self.zygote = set(found), found["zygote"].pid
 
     def tick(self) -> None:
         if self._broker is None or all(o.worker != f"client-{self._client}" for o in self._broker.running()):
@@ -76,12 +76,12 @@ class Meddler(Watch):
 
 
 def test_every_mode_gives_the_same_results_and_leaves_nothing_behind(start: Start) -> None:
-    before = leftovers()
     watch = Meddler(lambda _: None)
     resident = start("processes=resident", name="resident", watch=watch)
     assert {"zygote", "client 000 raspberry-pi-zero-2w", "client 007 raspberry-pi-5-8gb"} <= watch.seen
+    assert leftovers(watch.zygote) == []
     folders = [resident, *(start(f"processes={mode}", name=mode) for mode in ("on-demand", "inline"))]
-    assert set(leftovers()) <= set(before)
+    assert processes() == {}
     for sql in (REPEATABLE, EVALUATIONS):
         rows = [query(folder, sql) for folder in folders]
         assert len(rows[0]) >= 3
@@ -114,17 +114,13 @@ def test_what_a_run_records(start: Start) -> None:
 
 
 def test_a_killed_client_is_an_outcome_and_the_round_goes_on(start: Start) -> None:
-    before = leftovers()
-    folder = start(
-        "training.epochs=20",
-        "training.max_steps=40",
-        watch=Meddler(lambda process: process.send_signal(signal.SIGKILL)),
-    )
+    watch = Meddler(lambda process: process.send_signal(signal.SIGKILL))
+    folder = start("training.epochs=20", "training.max_steps=40", watch=watch)
     assert query(folder, "SELECT client, outcome, detail FROM tasks WHERE outcome != 'ok'") == [
         (3, "crash", "ended by signal 9")
     ]
     assert query(folder, "SELECT merged FROM rounds") == [(7,), (8,)]
-    assert set(leftovers()) <= set(before)
+    assert leftovers(watch.zygote) == []
 
 
 @pytest.mark.slow

@@ -1,0 +1,80 @@
+"""Whoever can reach the broker's socket can neither crash it nor change a result."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import zmq
+from small_runs import query
+
+from fleetbed.emulator import wire
+from fleetbed.emulator.broker import Broker
+from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.engine import Engine
+from fleetbed.emulator.evaluation import Evaluations
+from fleetbed.emulator.messages import Failed, Hello
+from fleetbed.emulator.watch import Watch
+
+RESULTS = "SELECT task, client, outcome, uploaded_s, loss, bytes_up FROM tasks ORDER BY task"
+
+
+class Rogue(Watch):
+    """Sends fuzzed and forged messages to the broker from the first round on."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._thread = threading.Thread(target=self._send)
+        self._address = ""
+        self.sent = 0
+
+    def start(self, engine: Engine, evaluations: Evaluations) -> None:
+        assert isinstance(engine.executor, Broker)
+        self._address = engine.executor.address
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._thread.join()
+
+    def _send(self) -> None:
+        rng = random.Random(3)
+        real = [
+            wire.control(Failed(task=1, kind="crash", detail="forged")),
+            *map(bytes, wire.pack(Bundle({"w": torch.ones(9)}))),
+        ]
+        with zmq.Context() as context:
+            for name in (b"client-003", b"client-000-0000000000000000", b"service-0", b"\x00rogue"[1:]):
+                with context.socket(zmq.DEALER) as socket:
+                    socket.identity = name
+                    socket.linger = 2000
+                    socket.sndtimeo = 5000
+                    socket.connect(self._address)
+                    for _ in range(self._count // 4):
+                        frames = [bytes(frame) for frame in real]
+                        at = rng.randrange(len(frames))
+                        frames[at] = rng.randbytes(rng.randint(0, 60))
+                        if rng.random() < 0.3:
+                            frames = [wire.control(Hello(()))]
+                        socket.send_multipart(frames)
+                        self.sent += 1
+
+
+def attacked(start: Callable[..., Path], count: int) -> None:
+    calm = start(name="calm")
+    rogue = Rogue(count)
+    folder = start(name="attacked", watch=rogue)
+    assert rogue.sent == count // 4 * 4
+    assert query(folder, RESULTS) == query(calm, RESULTS)
+
+
+def test_forged_and_fuzzed_messages_change_nothing(start: Callable[..., Path]) -> None:
+    attacked(start, 4_000)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_of_them_change_nothing(start: Callable[..., Path]) -> None:
+    attacked(start, 100_000)
