@@ -55,6 +55,22 @@ def target_text(target: float) -> str:
     return f"{100 * target:g} %"
 
 
+def of_field(name: str, value: object) -> str:
+    """A value of a row by the unit in the name of its field, as in `compute_s` or `peak_bytes`."""
+    if value is None or not isinstance(value, (int, float)):
+        return MISSING if value is None else str(value)
+    for form, fits in (
+        (seconds, name.endswith("_s")),
+        (data_bytes, "bytes" in name),
+        (flops, name == "flops"),
+        (joules, name == "joules"),
+        (percent, name == "accuracy"),
+    ):
+        if fits:
+            return form(value)
+    return digits(value)
+
+
 FORMATS: dict[str, Callable[[float | None], str]] = {
     "time": seconds,
     "rounds": count,

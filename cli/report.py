@@ -55,13 +55,16 @@ def _print_client(runs: list[dict[str, Any]]) -> None:
     """One column per run, and the median of the client's kind beside it."""
     import msgspec
 
+    from fleetbed.analysis.units import of_field
+
     columns, rows = ["run"], []
     for run in runs:
         (row,) = run["clients"]
         columns += [Path(run["folder"]).name, f"median of {row.device}"]
         rows.append((msgspec.structs.asdict(row), run["medians"][row.device]))
     fields = [
-        [name, *(value for row, medians in rows for value in (row[name], medians.get(name)))] for name in rows[0][0]
+        [name, *(of_field(name, value) for row, medians in rows for value in (row[name], medians.get(name)))]
+        for name in rows[0][0]
     ]
     print_table(f"client {rows[0][0]['client']}", columns, fields)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from synthetic_runs import make_evaluation, make_task, write_run, write_study
+from handmade import make_evaluation, make_task
+from synthetic_runs import write_run, write_study
 
 from fleetbed.analysis.compare import bootstrap, compare, records, table
 from fleetbed.analysis.runs import Run, open_run, open_runs

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from synthetic_runs import make_evaluation, make_task, write_run
+from handmade import make_evaluation, make_task
+from synthetic_runs import write_run
 
 from fleetbed.analysis.curves import Curve, band, curve, targets_of, to_target
 from fleetbed.analysis.runs import Run, open_run

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from synthetic_runs import write_models, write_run, write_study
+from handmade import write_models
+from synthetic_runs import write_run, write_study
 
 from fleetbed.analysis.curve_plots import curves_figure, pareto_front
 from fleetbed.analysis.nets import dataset_of, final_models, initial_tensors

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from synthetic_runs import write_models, write_run
+from handmade import write_models
+from synthetic_runs import write_run
 
 from fleetbed.analysis.privacy import dp_sigma, mean_ssim, reconstruct, ssim, table
 from fleetbed.analysis.privacy_plot import reconstruction_figure

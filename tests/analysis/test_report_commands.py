@@ -9,7 +9,8 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from synthetic_runs import write_models, write_run, write_study
+from handmade import write_models
+from synthetic_runs import write_run, write_study
 
 from fleetbed.cli.main import main
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from synthetic_runs import make_task, write_run
+from handmade import make_task
+from synthetic_runs import write_run
 
 from fleetbed.analysis.runs import Round, Run, open_run
 from fleetbed.analysis.stragglers import participation, round_costs, staleness, waste

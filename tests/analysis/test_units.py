@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetbed.analysis.units import data_bytes, digits, flops, joules, percent, scale, seconds, target_text
+from fleetbed.analysis.units import data_bytes, digits, flops, joules, of_field, percent, scale, seconds, target_text
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,9 @@ def test_an_axis_has_one_unit() -> None:
     assert scale(90 * 60.0, "time") == (60.0, "min")
     assert scale(3e9, "bytes") == (1e9, "GB")
     assert scale(40, "rounds") == (1.0, "")
+
+
+def test_fields_carry_their_unit_in_their_name() -> None:
+    shown = [("compute_s", 90.0), ("bytes_up", 2e6), ("peak_bytes", None), ("flops", 1e9), ("joules", 5.0)]
+    assert [of_field(name, value) for name, value in shown] == ["90 s", "2 MB", "–", "1 GFLOP", "5 J"]
+    assert [of_field(*pair) for pair in (("accuracy", 0.5), ("tasks", 12), ("link", "lte"))] == ["50.0 %", "12", "lte"]
