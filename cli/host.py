@@ -85,6 +85,7 @@ def verify(
         names = [name.strip() for name in devices.split(",")]
         chosen = {name: load_device(name, search, "--devices") for name in names}
     report = proving.verify(chosen, quick=quick, tell=_tell)
+    proving.keep(report)
     if as_json:
         print_json(report)
     else:

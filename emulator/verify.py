@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
 from fleetbed.emulator import host
-from fleetbed.emulator.calibration import THREAD_VARIABLES, Calibration, load_or_measure
+from fleetbed.emulator.calibration import THREAD_VARIABLES, Calibration, host_fingerprint, load_or_measure
+from fleetbed.emulator.data.folders import cache_folder
 from fleetbed.emulator.limits import clean_leftovers
 from fleetbed.emulator.pacing import auto_dilation, slowdown
 from fleetbed.profiles.errors import FleetbedError
@@ -124,6 +127,37 @@ def verify(
         proofs.append(judge(finding, devices[finding.device]))
         tell(proofs[-1])
     return summarise(proofs, skipped, calibration, dilation)
+
+
+def keep(report: Report) -> None:
+    """In the user's cache, so that runs on this host can say what was proved of it."""
+    path = _kept()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.encode(report))
+
+
+def kept() -> Report | None:
+    """The last proof of this host; None if there is none, or none that this version can read."""
+    try:
+        return msgspec.json.decode(_kept().read_bytes(), type=Report)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+
+
+def _kept() -> Path:
+    host_hash = hashlib.blake2b(host_fingerprint().encode(), digest_size=6).hexdigest()
+    return cache_folder() / f"verify-{host_hash}-{os.getuid()}.json"
+
+
+def worst(report: Report) -> list[Proof]:
+    """The largest error of each cap: of the rate (alone and together), and of memory."""
+    caps = {"cpu": ("rate alone", "rate together"), "memory": ("memory",)}
+    found = []
+    for cap, knobs in caps.items():
+        proofs = [proof for proof in report.proofs if proof.knob in knobs]
+        if proofs:
+            found.append(msgspec.structs.replace(max(proofs, key=lambda p: abs(p.error)), knob=cap))
+    return found
 
 
 def _memory_trials(devices: Mapping[str, Device], quick: bool) -> tuple[list[str], list[str]]:
