@@ -203,9 +203,10 @@ def check_memory(
         _check_batch(size, "--batches")
     if out is not None and not out.parent.is_dir():
         raise BadInput(f"--out {out}: there is no folder {out.parent}.")
+    cases = list(standard_cases(names or families.names(), sizes, every=every))
+    results = []
     with Meter() as meter:
-        results = []
-        for case in standard_cases(names or families.names(), sizes, every=every):
+        for case in cases:
             results.append(compare(case, meter))
             if not as_json:  # it takes minutes
                 print(" ".join(results[-1].cells), file=sys.stderr)

@@ -30,9 +30,10 @@ from fleetbed.profiles.experiment import Optimizer
 #: what a process costs that trains next to nothing: pages of Python and torch that it writes to, thread stacks,
 #: ZeroMQ, kernels compiled at run time. `fleetbed models check-memory` shows how far off it is.
 PROCESS_BYTES = 15 << 20
-#: what comes and goes in every step leaves holes in the allocator's heap, which glibc gives back to the kernel only
-#: from its end: so much of it is added
-HOLES = 0.4
+#: what comes and goes in every step leaves holes in glibc's heap, which is given back to the kernel only from its end.
+#: This part of it is added, as fitted to measurements; with every block mapped by itself it would be 0, but training
+#: would then take up to half as long again, for the kernel clears each page of each block.
+HOLES = 0.42
 COMES_AND_GOES = ("batch", "activations", "gradients")
 #: an elementwise pass multiplies and adds once per parameter
 PARAMETER_PASS_FLOPS = 2.0

@@ -20,8 +20,9 @@ class Pass(Struct, frozen=True):
 class Work(Struct, frozen=True, kw_only=True):
     """`steps` optimiser steps of `batch` samples, and what the method adds to them.
 
-    Passes of `each_step` share the backward of the step, so their activations are held together with its own.
-    `once` runs after the last step. The held figures are memory beyond model, gradients and optimiser state.
+    Passes of `each_step` come after the step's own, those that train each with a backward pass of its own, before the
+    update. `once` runs after the last step, in slices of `batch` where it is forward only. The held figures are memory
+    beyond model, gradients and optimiser state.
     """
 
     steps: int = 0
@@ -29,6 +30,6 @@ class Work(Struct, frozen=True, kw_only=True):
     each_step: tuple[Pass, ...] = ()
     once: tuple[Pass, ...] = ()
     parameter_passes: int = 0  # elementwise passes over all parameters in each step (a proximal term is 2)
-    held_models: int = 0  # further copies of the model's tensors (MOON: 2)
+    held_models: int = 0  # further copies of the model's tensors, the received ones too (averaging: 1, MOON: 2)
     held_values: int = 0  # further f32 values (FedIN: a feature batch, FedHeNN: RAD and gram)
     server_flops: float = 0.0  # work of the server that is not a pass through a model

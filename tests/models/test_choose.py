@@ -68,7 +68,7 @@ def made(cap_mib: float, seconds: Any = None, **budgets: Any) -> Choice:
         link=LINK,
         family=Three(None),
         spec=InputSpec((1, 8, 8), 2),
-        work=lambda variant: Work(steps=1),
+        work=lambda _: Work(steps=1),
         optimizer=Optimizer(),
         budgets=Budgets(**{"memory_margin": 0.0, **budgets}),
         seconds=seconds or never,
@@ -142,7 +142,7 @@ def test_time_is_computing_and_transferring(memory_mib: dict[str, float]) -> Non
 
 
 def test_memory_is_named_before_the_others(memory_mib: dict[str, float]) -> None:
-    choice = made(150, lambda variant, work: 999.0 if variant == "l" else 0.0, round_s=100, round_bytes=5e6)
+    choice = made(150, lambda variant, _: 999.0 if variant == "l" else 0.0, round_s=100, round_bytes=5e6)
     assert choice.variant == "m"
     assert choice.stopped_by is not None
     assert choice.stopped_by.name == "memory"
