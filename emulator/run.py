@@ -21,6 +21,7 @@ from fleetbed.emulator import host, identity
 from fleetbed.emulator.bundle import Bundle, Value
 from fleetbed.emulator.calibration import host_fingerprint
 from fleetbed.emulator.checkpoint import Checkpoints
+from fleetbed.emulator.doctor import examine
 from fleetbed.emulator.engine import Engine, Progress
 from fleetbed.emulator.evaluation import Evaluations
 from fleetbed.emulator.fleet import Fleet
@@ -39,6 +40,7 @@ from fleetbed.emulator.records import Records
 from fleetbed.emulator.storage import load_bundle, save_bundle
 from fleetbed.emulator.targets import target_tensors
 from fleetbed.emulator.timeline import Timeline
+from fleetbed.emulator.verify import kept, worst
 from fleetbed.emulator.watch import Watch
 from fleetbed.profiles.errors import BadInput, FleetbedError
 from fleetbed.profiles.experiment import RunConfig
@@ -205,6 +207,7 @@ def _status(records: Records, watch: Watch) -> Iterator[None]:
 
 
 def _head(config: RunConfig, command: str) -> dict[str, Any]:
+    proved = kept()
     return {
         "fleetbed_version": version("fleetbed"),
         "config": msgspec.to_builtins(config),
@@ -213,6 +216,8 @@ def _head(config: RunConfig, command: str) -> dict[str, Any]:
         "started": _now(),
         "fingerprint": host_fingerprint(),
         "versions": identity.versions(),
+        "host_can": msgspec.to_builtins(examine().knobs),
+        "verify": None if proved is None else msgspec.to_builtins(worst(proved)),
         "host": {
             "cpu": host.cpu_model(),
             "cores": host.cores(),
