@@ -84,7 +84,8 @@ class Fleet:
         if self._broker is None:
             self._inline.workplace = Workplace.open(setup)
             return
-        self._check_room(participants)
+        if self._mode == "resident":
+            check_room(len(participants))
         self._broker.configure(str(self._folder / "setup.json"))
         for who in participants.values():
             title = f"fleetbed: client {who.spec.name} {who.spec.kind}"
@@ -134,19 +135,6 @@ class Fleet:
             "full speed",
         )
 
-    def _check_room(self, participants: Mapping[int, Participant]) -> None:
-        """Refuse a fleet that cannot fit before anything is started."""
-        if self._mode != "resident":
-            return
-        needed = RESERVE_BYTES + IDLE_BYTES * len(participants)
-        available = host.available_bytes()
-        if needed > available:
-            fitting = max(0, (available - RESERVE_BYTES) // IDLE_BYTES)
-            raise HostCannot(
-                f"{len(participants)} resident clients need {needed >> 20} MiB and {available >> 20} MiB are free: "
-                f"about {fitting} would fit; set processes to on-demand, where only those who take part have a process"
-            )
-
     def _write_setup(self, clients: tuple[Client, ...]) -> Setup:
         setup = Setup(
             config=self._layout.config,
@@ -157,3 +145,15 @@ class Fleet:
         text = msgspec.json.encode(setup)
         write_atomically(self._folder / "setup.json", lambda part: part.write_bytes(text))
         return setup
+
+
+def check_room(clients: int) -> None:
+    """Refuse a fleet whose processes cannot all be there at once."""
+    needed = RESERVE_BYTES + IDLE_BYTES * clients
+    available = host.available_bytes()
+    if needed > available:
+        fitting = max(0, (available - RESERVE_BYTES) // IDLE_BYTES)
+        raise HostCannot(
+            f"{clients} resident clients need {needed >> 20} MiB and {available >> 20} MiB are free: about {fitting} "
+            "would fit; set processes to on-demand, where only those who take part have a process"
+        )
