@@ -36,6 +36,8 @@ class Fleet:
         experiment = layout.config.experiment
         self._mode = experiment.processes
         self._paced = experiment.timing.source == "enforced"
+        if self._mode == "resident":
+            check_room(len(layout.specs))
         self._broker: Broker | None = None
         self._trials = 0
         self.executor: Executor
@@ -84,8 +86,6 @@ class Fleet:
         if self._broker is None:
             self._inline.workplace = Workplace.open(setup)
             return
-        if self._mode == "resident":
-            check_room(len(participants))
         self._broker.configure(str(self._folder / "setup.json"))
         for who in participants.values():
             title = f"fleetbed: client {who.spec.name} {who.spec.kind}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from itertools import pairwise
 
 import pytest
 import torch
@@ -70,6 +71,4 @@ def test_the_meter_counts_what_the_socket_carries(name: str) -> None:
             carried.append(proxy.sent)
         proxy.close()
     # the handshake came before the first message, so differences hold one message each
-    assert [later - earlier for earlier, later in zip(carried, carried[1:], strict=False)] == [
-        wire.size_of(frames) + framing(frames)
-    ] * 2
+    assert [later - earlier for earlier, later in pairwise(carried)] == [wire.size_of(frames) + framing(frames)] * 2
