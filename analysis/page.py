@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
+from html import escape
 from importlib.resources import files
 from string import Template
-from typing import Any
 
 import msgspec
 
@@ -19,12 +18,13 @@ from fleetbed.analysis.compare import (
     spread,
     to_target_text,
 )
+from fleetbed.analysis.conditions import conditions
 from fleetbed.analysis.curves import AXES
 from fleetbed.analysis.payload import payload
 from fleetbed.analysis.runs import Run
 from fleetbed.analysis.study import differences
 from fleetbed.analysis.tables import Table
-from fleetbed.analysis.units import MISSING, data_bytes, digits, percent, seconds, target_text
+from fleetbed.analysis.units import data_bytes, percent, seconds, target_text
 
 SCRIPTS = ("draw.js", "timeline.js", "clients.js", "page.js")
 
@@ -35,14 +35,14 @@ def page(comparison: Comparison) -> str:
     runs = [run for one in series for run in one.runs]
     data = msgspec.json.encode(payload(series, comparison.targets)).decode()
     return Template(_asset("report.html")).substitute(
-        title=_escaped(title(runs)),
-        lead=_escaped(_lead(runs, comparison)),
-        banners="".join(f'<p class="banner">{_escaped(text)}</p>' for text in warnings(runs)),
+        title=escape(title(runs)),
+        lead=escape(_lead(runs, comparison)),
+        banners="".join(f'<p class="banner">{escape(text)}</p>' for text in warnings(runs)),
         tiles="".join(_tile(*tile) for tile in _tiles(runs, comparison)),
-        accuracy_note=_escaped(_accuracy_note(comparison)),
-        result_tables="".join(f"<h3>{_escaped(head)}</h3>{table.html()}" for head, table in results(comparison)),
-        conditions=_conditions(runs),
-        footer=_escaped(f"Written by fleetbed from {len(runs)} run{_s(runs)}: {', '.join(r.name for r in runs)}."),
+        accuracy_note=escape(_accuracy_note(comparison)),
+        result_tables="".join(f"<h3>{escape(head)}</h3>{table.html()}" for head, table in results(comparison)),
+        conditions=conditions(runs),
+        footer=escape(f"Written by fleetbed from {len(runs)} run{_s(runs)}: {', '.join(r.name for r in runs)}."),
         css=_asset("report.css"),
         js="\n".join(_asset(name) for name in SCRIPTS),
         # "</" would end the script element, whatever JSON says
@@ -138,7 +138,7 @@ def _tiles(runs: Sequence[Run], comparison: Comparison) -> list[tuple[str, str, 
 
 
 def _tile(head: str, figure: str, of: str) -> str:
-    return f"<div><dt>{_escaped(head)}</dt><dd>{_escaped(figure)}</dd><dd>{_escaped(of)}</dd></div>"
+    return f"<div><dt>{escape(head)}</dt><dd>{escape(figure)}</dd><dd>{escape(of)}</dd></div>"
 
 
 def _accuracy_note(comparison: Comparison) -> str:
@@ -150,74 +150,8 @@ def _accuracy_note(comparison: Comparison) -> str:
     )
 
 
-def _conditions(runs: Sequence[Run]) -> str:
-    first = runs[0]
-    host, timing = first.meta.get("host") or {}, first.meta.get("timing") or {}
-    dilation = timing.get("dilation")
-    facts = {
-        "Processor": f"{host.get('cpu', MISSING)}, {host.get('cores', MISSING)} cores",
-        "Memory": data_bytes(host.get("memory_bytes")),
-        "GPU": host.get("gpu") or "none",
-        "Kernel, Python": f"{host.get('kernel', MISSING)}, {host.get('python', MISSING)}",
-        "Versions": ", ".join(
-            [f"fleetbed {first.meta.get('fleetbed_version', MISSING)}"]
-            + [f"{k} {v}" for k, v in (first.meta.get("versions") or {}).items() if k != "fleetbed"]
-        ),
-        "Timing": f"{timing.get('source', MISSING)}"
-        + (f", {digits(dilation)} host seconds per device second" if isinstance(dilation, (int, float)) else ""),
-        "Calibration": (first.meta.get("calibration") or {}).get("id") or "none",
-        "Started": first.meta.get("started") or MISSING,
-    }
-    listed = "".join(f"<dt>{_escaped(key)}</dt><dd>{_escaped(str(value))}</dd>" for key, value in facts.items())
-    commands = "\n".join(dict.fromkeys(str(run.meta["command"]) for run in runs if run.meta.get("command")))
-    notices = [(run, notice) for run in runs for notice in run.notices]
-    told = "".join(
-        f"<li>{_escaped(run.name)}, {_escaped(seconds(notice.device_s))}: {_escaped(notice.text)}</li>"
-        for run, notice in notices[:200]
-    )
-    return (
-        f"<h3>What held the clients to their devices</h3>{_caps(first)}"
-        f'<dl class="facts">{listed}</dl>'
-        f'<h3>To repeat</h3><pre id="command">{_escaped(commands) or MISSING}</pre>'
-        '<button type="button" data-copy="command">Copy</button>'
-        + (f"<details><summary>{len(notices)} notices</summary><ul>{told}</ul></details>" if notices else "")
-    )
-
-
-def _caps(run: Run) -> str:
-    """What the host could do, what was read back for this run, and what `verify` measured."""
-    verified = {row["knob"]: row for row in run.meta.get("verify") or []}
-    rows = []
-    for entry in run.meta.get("doctor") or _doctor_from_caps(run):
-        knob = entry["knob"]
-        status = str(entry["status"])
-        off = [abs(cap.got / cap.asked - 1) for cap in run.caps if cap.knob == knob and cap.asked and cap.got]
-        measured = verified.get(knob, {}).get("error")
-        cells = [entry.get("backend", ""), str(len(off)), percent(max(off)) if off else MISSING]
-        cells.append(percent(measured) if measured is not None else "not measured")
-        rows.append(
-            f'<tr><th scope="row">{_escaped(knob)}</th><td class="text status-{_escaped(status)}">{_escaped(status)}'
-            f'</td><td class="text">{_escaped(cells[0])}</td>'
-            + "".join(f"<td>{_escaped(cell)}</td>" for cell in cells[1:])
-            + f'<td class="wrap">{_escaped(entry.get("note", ""))}</td></tr>'
-        )
-    heads = ("Knob", "Status", "By", "Clients read back", "Largest difference", "Measured error", "Note")
-    left = ("Knob", "Status", "By", "Note")
-    head = "".join(f'<th scope="col"{" class=text" if h in left else ""}>{h}</th>' for h in heads)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-
-
-def _doctor_from_caps(run: Run) -> list[dict[str, Any]]:
-    knobs = {cap.knob: cap for cap in run.caps}
-    return [{"knob": k, "status": c.status, "backend": c.backend, "note": c.note} for k, c in knobs.items()]
-
-
 def _asset(name: str) -> str:
     return (files("fleetbed.analysis") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _escaped(text: str) -> str:
-    return html.escape(str(text))
 
 
 def _s(many: Sequence[object] | range) -> str:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from synthetic_runs import write_run, write_study
 
 from fleetbed.analysis.clients import client_rows, find_client, kind_medians
 from fleetbed.analysis.compare import side_by_side
+from fleetbed.analysis.conditions import conditions
 from fleetbed.analysis.page import page
 from fleetbed.analysis.payload import payload
 from fleetbed.analysis.report import clients_csv, report_json, write_report
@@ -61,10 +64,22 @@ def test_the_page_says_what_was_run_and_under_which_caps(written: list[Path]) ->
         "fedavg, fedin on 10 clients of 5 kinds (fleet synthetic), 6 rounds, seeds 1, 2.",
         "Synthetic CPU @ 2.60GHz, 2 cores",
         "fleetbed run synthetic --seed 1",
-        "pacing + cgroup v1 quota",
+        '<td class="text">pacing</td><td>10</td><td>0.2 %</td><td>0.3 %</td>',
         "no CUDA device",
     ):
         assert text in html, text
+
+
+def test_what_the_host_could_do_is_not_taken_for_what_the_run_did(study: Path) -> None:
+    run = open_run(study / "fedavg-sync-1")
+    modelled = tuple(msgspec.structs.replace(c, status="modelled", backend="prediction", got=None) for c in run.caps)
+    told = conditions([replace(run, caps=tuple(cap for cap in modelled if cap.knob == "memory"))])
+    assert '<td class="text status-modelled">modelled</td><td class="text">prediction</td><td>10</td>' in told
+    assert '<th scope="row">cpu</th><td class="text status-not">not used</td>' in told
+    assert "status-enforced" not in told
+    assert "status-unavailable" in told  # the GPU
+    live = conditions([replace(run, caps=())])
+    assert '<th scope="row">cpu</th><td class="text status-enforced">enforced</td>' in live
 
 
 def test_the_embedded_tasks_are_those_of_the_run(study: Path, written: list[Path]) -> None:
