@@ -71,11 +71,14 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List every variant of every family with its size, its work and its peak memory in training."""
+    import torch
+
     from fleetbed.models import families
     from fleetbed.models.cost import cost, forward_flops
     from fleetbed.models.work import Work
 
     _check_batch(batch)
+    torch.set_num_threads(1)  # models are run on single samples, where more threads only wait for each other
     work = Work(steps=1, batch=batch, held_models=1)
     rows = []
     for name in names or families.names():

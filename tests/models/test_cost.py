@@ -225,6 +225,15 @@ def test_the_published_multiply_adds() -> None:
     assert [round(forward_flops(family, v, spec) / 2e6, 2) for v in ("resnet18", "resnet26")] == [37.02, 55.89]
 
 
+def test_nothing_is_drawn_from_torchs_generator() -> None:
+    """A run that asks for a cost goes on with the same random numbers as one that does not."""
+    before = torch.get_rng_state()
+    family, spec = families.family("fedhe-cnn"), CHECKED["fedhe-cnn"]
+    cost(family, "model8", spec, Work(steps=1, batch=3), MOMENTUM)  # it has dropout
+    forward_flops(family, "model8", spec)
+    assert torch.equal(before, torch.get_rng_state())
+
+
 def test_unknown_variants_and_unsuitable_data_are_refused() -> None:
     family = families.family("resnet-stage")
     with pytest.raises(BadInput, match="resnet12"):
