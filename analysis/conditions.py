@@ -70,7 +70,8 @@ def _caps(run: Run) -> str:
 def _cap_row(line: tuple[str, ...]) -> str:
     knob, status, backend, *figures, note = (escape(cell) for cell in line)
     return (
-        f'<tr><th scope="row">{knob}</th><td class="text status-{status.split()[0]}">{status}</td><td class="text">{backend}</td>'
+        f'<tr><th scope="row">{knob}</th><td class="text status-{status.split()[0]}">{status}</td>'
+        f'<td class="text">{backend}</td>'
         + "".join(f"<td>{figure}</td>" for figure in figures)
         + f'<td class="wrap">{note}</td></tr>'
     )
