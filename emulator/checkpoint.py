@@ -13,11 +13,12 @@ import msgspec
 from msgspec import Struct
 from torch import Tensor
 
+from fleetbed.emulator.availability import AnyAvailability
 from fleetbed.emulator.bundle import Bundle, Value
-from fleetbed.emulator.engine import Progress
 from fleetbed.emulator.evaluation import Moment
 from fleetbed.emulator.participant import Participant
 from fleetbed.emulator.policies import AnyPolicy
+from fleetbed.emulator.progress import Progress
 from fleetbed.emulator.storage import Damaged, load_bundle, save_bundle
 from fleetbed.emulator.task import Task
 from fleetbed.emulator.timeline import Timeline
@@ -36,6 +37,7 @@ class Packed(Struct, frozen=True):
 class Stored(Struct, frozen=True, kw_only=True):
     timeline: Timeline
     policy: AnyPolicy
+    availability: AnyAvailability
     version: int
     next_task: int
     tasks: list[Task]
@@ -43,7 +45,7 @@ class Stored(Struct, frozen=True, kw_only=True):
     round_start_s: float
     round_host_s: float
     host_s: float  # how long the run had been going
-    empty_rounds: int
+    fruitless: int
     evaluated: Moment | None
     kept: dict[int, str | None]
     variants: dict[int, str]
@@ -74,6 +76,7 @@ class Checkpoints:
         stored = Stored(
             timeline=progress.timeline,
             policy=progress.policy,
+            availability=progress.availability,
             version=progress.version,
             next_task=progress.next_task,
             tasks=list(progress.tasks.values()),
@@ -81,7 +84,7 @@ class Checkpoints:
             round_start_s=progress.round_start_s,
             round_host_s=progress.round_host_s,
             host_s=host_s,
-            empty_rounds=progress.empty_rounds,
+            fruitless=progress.fruitless,
             evaluated=progress.evaluated,
             kept={number: who.kept for number, who in participants.items()},
             unfit=[number for number, who in participants.items() if not who.fit],
@@ -125,6 +128,7 @@ class Checkpoints:
         progress = Progress(
             timeline=stored.timeline,
             policy=stored.policy,
+            availability=stored.availability,
             state=unpack(stored.state),
             version=stored.version,
             next_task=stored.next_task,
@@ -133,7 +137,7 @@ class Checkpoints:
             merging=stored.merging,
             round_start_s=stored.round_start_s,
             round_host_s=stored.round_host_s,
-            empty_rounds=stored.empty_rounds,
+            fruitless=stored.fruitless,
             evaluated=stored.evaluated,
         )
         return stored, progress

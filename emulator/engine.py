@@ -10,45 +10,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from fleetbed.emulator import wire
 from fleetbed.emulator.algorithm import Arrival
 from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.dispatch import Dispatcher
 from fleetbed.emulator.evaluation import Evaluations, Moment
-from fleetbed.emulator.executor import Executor, Order, Outcome
+from fleetbed.emulator.executor import Executor, Outcome
 from fleetbed.emulator.layout import Layout
-from fleetbed.emulator.messages import Train, Trained
-from fleetbed.emulator.network import transfer
+from fleetbed.emulator.messages import Trained
 from fleetbed.emulator.participant import Participant
 from fleetbed.emulator.planner import server_seconds
-from fleetbed.emulator.policies import AnyPolicy, Decision
+from fleetbed.emulator.policies import Decision
 from fleetbed.emulator.preparation import Prepared
+from fleetbed.emulator.progress import Progress
 from fleetbed.emulator.records import Records
 from fleetbed.emulator.task import Task, task_row
-from fleetbed.emulator.timeline import Event, Kind, Timeline
+from fleetbed.emulator.timeline import Event, Kind
 from fleetbed.profiles.errors import FleetbedError
 
-#: so many rounds in a row without a single result end the run: nothing will come of it
-MOST_EMPTY_ROUNDS = 20
-
-
-@dataclass
-class Progress:
-    """Where the run stands; all of it goes into a checkpoint."""
-
-    timeline: Timeline
-    policy: AnyPolicy
-    state: Bundle
-    version: int = 0
-    next_task: int = 0
-    tasks: dict[int, Task] = field(default_factory=dict)  # in flight or arrived, not merged yet
-    sent: dict[int, Bundle] = field(default_factory=dict)
-    merging: list[tuple[int, ...]] = field(default_factory=list)  # the head is being merged by the server
-    round_start_s: float = 0.0
-    round_host_s: float = 0.0
-    empty_rounds: int = 0
-    evaluated: Moment | None = None  # the last evaluation that was asked for
+#: so many tasks for each client in a row without a single result end the run: nothing will come of it
+MOST_FRUITLESS = 20
 
 
 class Engine:
@@ -68,11 +51,11 @@ class Engine:
         self.config = layout.config
         self.participants = prepared.participants
         self._server = layout.server
-        self._server_link = layout.server_link
         self._method = prepared.method
-        self._planner = prepared.planner
+        self._failed = prepared.recording.failed if prepared.recording is not None else {}
         self._dilation = prepared.dilation  # None: full speed, durations are the plan's
         self.executor = executor
+        self._dispatcher = Dispatcher(layout, prepared, executor, progress)
         self._evaluations = evaluations
         self._records = records
         self._checkpoint = checkpoint
@@ -109,7 +92,7 @@ class Engine:
         if p.evaluated is not None and p.evaluated.version == p.version:
             self._submit_evaluation(p.evaluated)
         for task in p.tasks.values():
-            self._submit(task)
+            self._dispatcher.submit(task, p.sent[task.number])
         for task in p.tasks.values():
             if task.compute_end_s is not None:
                 outcome = self.executor.wait(task.number)
@@ -132,91 +115,52 @@ class Engine:
         if event.kind is Kind.TIMER:
             self._carry_out(p.policy.timer(event.task))
             return
+        if event.kind in (Kind.CAME, Kind.LEFT):
+            self._came_or_left(event)
+            return
+        if event.kind is Kind.RATE:
+            self._dispatcher.change_rate(event)
+            return
         task = p.tasks[event.task]
         if event.kind is Kind.DOWNLOADED:
             task.downloaded_s = task.compute_start_s = event.time_s
             p.timeline.add(Event(event.time_s + task.plan_s, Kind.COMPUTED, task.client, task.number))
+            for follows in p.availability.starts(task.client, task.number, event.time_s, task.plan_s):
+                p.timeline.add(follows)
         elif event.kind is Kind.COMPUTED:
             self._computed(task)
         elif event.kind is Kind.UPLOADED:
             self._uploaded(task)
 
+    def _came_or_left(self, event: Event) -> None:
+        p = self.progress
+        for follows in p.availability.changed(event):
+            p.timeline.add(follows)
+        if event.client in p.availability.away:
+            for task in [t for t in p.tasks.values() if t.client == event.client and t.outcome == ""]:
+                self._stop(task)
+                self._end(task, "offline", "it left before its result had arrived")
+        else:
+            self._carry_out(p.policy.someone_came(self._idle(), self._away()))
+
     # a task's life
 
-    def _dispatch(self, number: int) -> None:
-        p, who = self.progress, self.participants[number]
-        stage = self._method.needs.stages[p.policy.stage]
-        work = self._method.work(p.state, who.client, stage)
-        message = self._method.send(p.state, who.client, stage, p.next_task)
-        plan = self._planner.plan(who.spec.device, who.client.variant, work, p.next_task)
-        task = Task(
-            number=p.next_task,
-            client=number,
-            variant=who.client.variant,
-            round=p.policy.round,
-            stage=stage,
-            base_version=p.version,
-            kept=who.kept,
-            plan_s=plan.total_s,
-            step_s=plan.step_s,
-            flops=plan.flops,
-            cap_bytes=who.cap_bytes,
-            bytes_down=wire.size_of(wire.pack(message)),
-            dispatched_s=p.timeline.now_s,
-            host_queued_s=self._host_s(),
-        )
-        p.next_task += 1
-        p.tasks[task.number] = task
-        p.sent[task.number] = message
-        self._transfer(Kind.DOWNLOADED, task, task.bytes_down)
-        self._submit(task)
-
-    def _submit(self, task: Task) -> None:
-        who = self.participants[task.client]
-        paced = self._dilation is not None
-        dilation = self._dilation or 0.0
-        expected_s = task.plan_s * dilation if paced else task.flops / 1e9
-        self.executor.submit(
-            Order(
-                header=Train(
-                    task=task.number,
-                    client=task.client,
-                    variant=task.variant,
-                    stage=task.stage,
-                    kept=task.kept,
-                    pace_step_s=task.step_s * dilation,
-                    pace_total_s=task.plan_s * dilation,
-                ),
-                worker=who.worker,
-                frames=wire.pack(self.progress.sent[task.number]),
-                load=who.share,
-                start_s=task.dispatched_s,
-                limit_s=120.0 + 20.0 * expected_s,
-            )
-        )
-
-    def _transfer(self, kind: Kind, task: Task, size_bytes: int) -> None:
-        link = self.participants[task.client].spec.link
-        self.progress.timeline.send(
-            kind,
-            transfer(
-                link,
-                up=kind is Kind.UPLOADED,
-                size_bytes=size_bytes,
-                server=self._server_link,
-                seed=self.config.seed,
-                client=task.client,
-                task=task.number,
-            ),
-        )
+    def _invite(self, client: int) -> None:
+        if client not in self.progress.availability.away:
+            self._dispatcher.dispatch(client, self._host_s())
+            return
+        self._end(self._dispatcher.miss(client, self._host_s()), "offline", "it was away when it was invited")
 
     def _computed(self, task: Task) -> None:
         outcome = self._outcomes.get(task.number) or self.executor.wait(task.number)
+        if task.number in self._failed:  # in the run that is replayed
+            kind, detail = self._failed[task.number]
+            outcome = replace(outcome, kind=kind, detail=detail)
         task.host_start_s = self._since_start(outcome.host_start_s)
         task.host_end_s = self._since_start(outcome.host_end_s)
         now_s = self.progress.timeline.now_s
         if outcome.kind != "ok":
-            task.compute_end_s = now_s
+            self._stop_computing(task)
             self._end(task, outcome.kind, outcome.detail)
             return
         assert isinstance(outcome.answer, Trained)
@@ -229,7 +173,7 @@ class Engine:
                 self.progress.timeline.add(Event(end_s, Kind.COMPUTED, task.client, task.number))
                 return
         self._outcomes.pop(task.number, None)
-        task.compute_end_s = now_s
+        self._stop_computing(task)
         task.take(outcome.answer)
         try:
             self._replies[task.number] = wire.unpack(outcome.frames)
@@ -237,7 +181,13 @@ class Engine:
             self._end(task, "refused", f"it sent rubbish: {error}")
             return
         task.bytes_up = wire.size_of(outcome.frames)
-        self._transfer(Kind.UPLOADED, task, task.bytes_up)
+        self._dispatcher.transfer(Kind.UPLOADED, task, task.bytes_up)
+
+    def _stop_computing(self, task: Task) -> None:
+        now_s = self.progress.timeline.now_s
+        assert task.compute_start_s is not None
+        task.compute_end_s = now_s
+        self.progress.availability.worked(task.client, now_s, now_s - task.compute_start_s)
 
     def _uploaded(self, task: Task) -> None:
         task.uploaded_s = self.progress.timeline.now_s
@@ -254,6 +204,7 @@ class Engine:
         self._write(task)
         if outcome != "ok":
             self._forget(task)
+            self._count_fruitless()
         if outcome == "oom":
             self._step_down(self.participants[task.client], detail)
         decision = self.progress.policy.ended(task.number, task.client, ok=outcome == "ok", idle=self._idle())
@@ -282,12 +233,27 @@ class Engine:
 
     def _give_up(self, task: Task, why: str) -> None:
         """Nobody waits for this task any more."""
-        self.executor.cancel(task.number)
-        self.progress.timeline.forget(task.number)
+        self._stop(task)
         if task.outcome == "":
             task.outcome, task.detail = "late", why
             self._write(task)
+            self._count_fruitless()
         self._forget(task)
+
+    def _stop(self, task: Task) -> None:
+        """Take it off the host and off the timeline, wherever it is."""
+        p = self.progress
+        self.executor.cancel(task.number)
+        p.timeline.forget(task.number)
+        if task.compute_start_s is not None and task.compute_end_s is None:  # what it has used, it has used
+            p.availability.worked(task.client, p.timeline.now_s, p.timeline.now_s - task.compute_start_s)
+
+    def _count_fruitless(self) -> None:
+        self.progress.fruitless += 1
+        if self.progress.fruitless > MOST_FRUITLESS * len(self.participants):
+            raise FleetbedError(
+                f"{self.progress.fruitless} tasks in a row came to nothing; the records say why, by outcome and detail"
+            )
 
     def _forget(self, task: Task) -> None:
         for table in (self.progress.tasks, self.progress.sent, self._replies, self._outcomes):
@@ -298,12 +264,20 @@ class Engine:
     def _open(self) -> None:
         p = self.progress
         p.round_start_s, p.round_host_s = p.timeline.now_s, self._host_s()
-        decision = p.policy.open(self._idle())
+        if not any(who.fit for who in self.participants.values()):
+            raise FleetbedError("no client can take part any more: all ran out of memory with the smallest variant")
+        decision = p.policy.open(self._idle(), self._away())
         if not self._over():
             self._carry_out(decision)
 
     def _idle(self) -> list[int]:
         """Who can be invited: nobody with a task under way or a result that is not merged yet."""
+        return [number for number in self._free() if number not in self.progress.availability.away]
+
+    def _away(self) -> list[int]:
+        return [number for number in self._free() if number in self.progress.availability.away]
+
+    def _free(self) -> list[int]:
         busy = {task.client for task in self.progress.tasks.values()}
         return [number for number, who in self.participants.items() if who.fit and number not in busy]
 
@@ -313,7 +287,7 @@ class Engine:
             for task in [t for t in p.tasks.values() if t.client == client and t.outcome == ""]:
                 self._give_up(task, "the round was closed before it arrived")
         for client in decision.invite:
-            self._dispatch(client)
+            self._invite(client)
         if decision.timer_s is not None:
             p.timeline.add(Event(p.timeline.now_s + decision.timer_s, Kind.TIMER, task=p.policy.opened))
         if decision.merge is not None:
@@ -352,11 +326,7 @@ class Engine:
         merged = p.merging.pop(0)
         if merged:
             self._merge(merged)
-            p.empty_rounds = 0
-        else:
-            p.empty_rounds += 1
-            if p.empty_rounds > MOST_EMPTY_ROUNDS:
-                raise FleetbedError(f"{p.empty_rounds} rounds in a row ended without a single result")
+            p.fruitless = 0
         p.policy.merged()
         finished_round = p.policy.round
         if p.merging:

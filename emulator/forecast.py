@@ -25,8 +25,8 @@ from fleetbed.emulator.fleet import Fleet
 from fleetbed.emulator.layout import lay_out
 from fleetbed.emulator.messages import Evaluated, Train, Trained
 from fleetbed.emulator.preparation import Fresh, prepare_fresh
+from fleetbed.emulator.progress import first_progress
 from fleetbed.emulator.records import Records
-from fleetbed.emulator.run import first_progress
 from fleetbed.emulator.watch import Watch
 from fleetbed.models.cost import forward_flops
 from fleetbed.profiles.experiment import RunConfig

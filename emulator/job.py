@@ -37,6 +37,7 @@ class LocalJob:
         indices: np.ndarray,
         pacer: StepPacer | None = None,
         device: str = "cpu",
+        most_steps: int | None = None,
     ) -> None:
         self.context = context
         self.client = client
@@ -48,6 +49,7 @@ class LocalJob:
         self._dataset = dataset
         self._indices = indices
         self._pacer = pacer
+        self._most_steps = most_steps
         self._device = device
 
     def batches(
@@ -61,6 +63,8 @@ class LocalJob:
         else:
             order = self._random(steps, size)
         for rows in order:
+            if self.steps == self._most_steps:
+                return
             augment = numpy_rng(self.context.seed, self.client.number, self._task, "augment", self.steps)
             # batch norm cannot take a batch of one: a lone sample is shown twice
             yield self._batch(rows if len(rows) > 1 else np.repeat(rows, 2), augment)

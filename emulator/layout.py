@@ -12,6 +12,7 @@ from fleetbed.emulator.algorithm import Algorithm, Client
 from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.context import make_context
 from fleetbed.emulator.data import Dataset, Split, open_dataset, partition, prepare
+from fleetbed.emulator.traces import Presence, Rates, load_presence, load_rates
 from fleetbed.models.base import Family
 from fleetbed.models.families import family
 from fleetbed.profiles.errors import BadInput, nearest
@@ -30,6 +31,8 @@ class Layout:
     dataset: Dataset
     split: Split
     family: Family
+    presence: Presence | None  # the traces of experiment.availability
+    rates: Rates | None
 
     @property
     def assigned(self) -> dict[int, str]:
@@ -73,6 +76,8 @@ def lay_out(config: RunConfig, search: Sequence[Path]) -> Layout:
         dataset=dataset,
         split=split,
         family=model,
+        presence=load_presence(experiment, len(specs)),
+        rates=load_rates(experiment, len(specs), config.seed),
     )
     layout.method(layout.stand_ins())  # refuses what does not go together
     return layout

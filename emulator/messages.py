@@ -33,6 +33,7 @@ class Train(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=T
     variant: str
     stage: str
     kept: str | None
+    most_steps: int | None = None  # partial work: to be ended after so many
     pace_step_s: float = 0.0
     pace_total_s: float = 0.0
 

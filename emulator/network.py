@@ -49,6 +49,14 @@ class Pipe(Struct):
         self._share()
         return done
 
+    def limit(self, now_s: float, task: int, limit_bit_s: float) -> None:
+        """The rate of a client's own link has changed."""
+        self._advance(now_s)
+        for transfer in self.transfers:
+            if transfer.task == task:
+                transfer.limit_bit_s = limit_bit_s
+        self._share()
+
     def drop(self, now_s: float, task: int) -> None:
         """Forget a transfer whose client has gone."""
         self._advance(now_s)
@@ -56,6 +64,8 @@ class Pipe(Struct):
         self._share()
 
     def _end_s(self, transfer: Transfer) -> float:
+        if transfer.rate_bit_s == 0.0:
+            return math.inf  # its link is down; a later change of the rate moves it again
         return self.clock_s + transfer.remaining_bits / transfer.rate_bit_s
 
     def _advance(self, now_s: float) -> None:
@@ -91,3 +101,9 @@ def transfer(link: Link, *, up: bool, size_bytes: int, server: Link, seed: int, 
         limit_bit_s=1e6 * (link.up_mbit_s if up else link.down_mbit_s),
         delay_s=rtt_s / 2 + jitter_s + rtt_s * math.log2(1 + lost),
     )
+
+
+def transfer_s(link: Link, server: Link, size_bytes: int, *, up: bool) -> float:
+    """How long a transfer takes that is alone, without jitter and loss."""
+    limit_mbit_s = min(link.up_mbit_s, server.down_mbit_s) if up else min(link.down_mbit_s, server.up_mbit_s)
+    return 8.0 * size_bytes / (limit_mbit_s * 1e6) + (link.rtt_ms + server.rtt_ms) / 2e3

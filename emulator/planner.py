@@ -86,13 +86,31 @@ class Planner:
             return Plan(step_s=total_s / max(1, work.steps), total_s=total_s, flops=flops)
         slowdown = self.slowdown(device)
         if self._source == "modelled" or slowdown is None:
-            total_s = flops / (device.rate_gflops * 1e9) * device.train_scale
-            return Plan(step_s=total_s / max(1, work.steps), total_s=total_s, flops=flops)
+            total_s = _modelled_s(device, flops)
+            return _throttled(Plan(step_s=total_s / max(1, work.steps), total_s=total_s, flops=flops), device)
         times = [(self._seconds(reference) * slowdown, count) for reference, count in references(variant, work)]
         step_s = sum(s * count for s, count in times if count >= work.steps) / work.steps if work.steps else 0.0
-        return Plan(step_s=step_s, total_s=sum(s * count for s, count in times), flops=flops)
+        return _throttled(Plan(step_s=step_s, total_s=sum(s * count for s, count in times), flops=flops), device)
+
+    def modelled_s(self, device: Device, variant: str, work: Work) -> float:
+        """What the FLOPs alone say, the same under every source of durations."""
+        return _modelled_s(device, cost(self._family, variant, self._spec, work, self._optimizer).flops)
 
 
 def server_seconds(device: Device, work: Work) -> float:
     """The server's own work on its own device, by its FLOPs."""
-    return work.server_flops / (device.rate_gflops * 1e9) * device.train_scale
+    return _modelled_s(device, work.server_flops)
+
+
+def _modelled_s(device: Device, flops: float) -> float:
+    return flops / (device.rate_gflops * 1e9) * device.train_scale
+
+
+def _throttled(plan: Plan, device: Device) -> Plan:
+    """A device that gets hot goes on at a lower rate. It is cool again when its next task begins."""
+    throttle = device.throttle
+    if throttle is None or plan.total_s <= throttle.after_s:
+        return plan
+    total_s = throttle.after_s + (plan.total_s - throttle.after_s) / throttle.rate
+    # the steps are paced evenly; only their sum is the plan's
+    return Plan(step_s=plan.step_s * total_s / plan.total_s, total_s=total_s, flops=plan.flops)

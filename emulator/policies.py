@@ -6,11 +6,13 @@ buffered: clients are kept busy, results are merged as they come. State is plain
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from msgspec import Struct
 
 from fleetbed.emulator.randomness import numpy_rng
+from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Experiment, Policy
 
 
@@ -41,18 +43,41 @@ class Rounds(Struct, tag="rounds"):
     late: list[int] = []  # left over from a round before; their results still count if asked
     came: list[int] = []  # clients whose result has arrived
     arrived: list[int] = []  # their tasks, in timeline order
+    blind: bool = False  # it cannot tell who is away, so it may invite them
+    tiers: list[list[int]] = []  # clients by speed; a round draws from one of them
+    draws: int = 0
+    starved: bool = False  # a round is due, but nobody is there
 
-    def open(self, idle: Sequence[int]) -> Decision:
-        """The next stage for those who came through the last one, or the next round."""
+    def open(self, idle: Sequence[int], away: Sequence[int] = ()) -> Decision:
+        """The next stage for those who came through the last one, or the next round as soon as somebody is there."""
         members = [client for client in self.came if client in idle] if self.stage else []
         if not members:
-            self.round, self.stage = self.round + 1, 0
-            members = choose(idle, self._invited(), self.seed, self.round)
+            if not self.starved:
+                self.round, self.stage = self.round + 1, 0
+            members = self._draw(idle, away)
+            while idle and not any(client in idle for client in members):  # only the away: nothing would happen
+                members = self._draw(idle, away)
+        # late results may still come: they close a round without members
+        self.starved = not idle and not self.late
+        if self.starved:
+            return NOTHING
         self.opened += 1
         self.is_open = True
         self.waiting, self.came = list(members), []
         timer_s = self.policy.deadline_s if self.policy.kind == "deadline" else None
         return Decision(invite=tuple(members), timer_s=timer_s)
+
+    def someone_came(self, idle: Sequence[int], away: Sequence[int]) -> Decision:
+        return self.open(idle, away) if self.starved else NOTHING
+
+    def _draw(self, idle: Sequence[int], away: Sequence[int]) -> list[int]:
+        self.draws += 1
+        candidates = [*idle, *away] if self.blind else list(idle)
+        tiers = [tier for tier in self.tiers if any(client in candidates for client in tier)]
+        if tiers:
+            tier = tiers[int(numpy_rng(self.seed, "tier", self.draws).integers(len(tiers)))]
+            candidates = [client for client in candidates if client in tier]
+        return choose(candidates, self._invited(), self.seed, self.draws)
 
     def ended(self, task: int, client: int, *, ok: bool, idle: Sequence[int]) -> Decision:
         del idle
@@ -105,8 +130,13 @@ class Stream(Struct, tag="stream"):
     busy: list[int] = []
     arrived: list[int] = []
 
-    def open(self, idle: Sequence[int]) -> Decision:
+    def open(self, idle: Sequence[int], away: Sequence[int] = ()) -> Decision:
+        del away  # clients ask for work themselves, so those who are away are never invited
         self.round = self.counted // self.size + 1
+        return Decision(invite=self._fill(idle))
+
+    def someone_came(self, idle: Sequence[int], away: Sequence[int]) -> Decision:
+        del away
         return Decision(invite=self._fill(idle))
 
     def ended(self, task: int, client: int, *, ok: bool, idle: Sequence[int]) -> Decision:
@@ -153,10 +183,38 @@ def choose(idle: Sequence[int], count: int, seed: int, draw: int) -> list[int]:
     return sorted(int(c) for c in rng.choice(sorted(idle), min(count, len(idle)), replace=False))
 
 
-def make_policy(experiment: Experiment, policy: Policy, seed: int, clients: int, stages: int) -> AnyPolicy:
-    size = max(1, int(clients * experiment.participation.ratio))
+def make_policy(
+    experiment: Experiment, policy: Policy, seed: int, planned_s: Mapping[int, float], stages: int
+) -> AnyPolicy:
+    """The policy for these clients, each with how long its work takes."""
+    clients, participation = len(planned_s), experiment.participation
+    size = max(1, int(clients * participation.ratio))
+    _check_sizes(policy, clients)
     if policy.kind in ("async", "buffered"):
+        if participation.selection == "tier":
+            raise BadInput(
+                f"participation.selection: tier draws a round from one tier, but {policy.kind} has no rounds; "
+                "use uniform or available"
+            )
         buffer = 1 if policy.kind == "async" else (policy.buffer or 1)
         concurrency = min(clients, policy.concurrency or size)
         return Stream(policy, seed, size, buffer, concurrency)
-    return Rounds(policy, seed, size, stages)
+    made = Rounds(policy, seed, size, stages, blind=participation.selection == "uniform")
+    if participation.selection == "tier":
+        made.tiers = tiers_of(planned_s, participation.tiers)
+    return made
+
+
+def tiers_of(planned_s: Mapping[int, float], count: int) -> list[list[int]]:
+    """Clients from the fastest to the slowest in groups of equal size, as far as their number allows."""
+    ordered = sorted(planned_s, key=lambda client: (planned_s[client], client))
+    count = min(count, len(ordered))
+    cuts = [len(ordered) * part // count for part in range(count + 1)]
+    return [ordered[start:stop] for start, stop in pairwise(cuts)]
+
+
+def _check_sizes(policy: Policy, clients: int) -> None:
+    for key, value in (("invite", policy.invite), ("buffer", policy.buffer)):
+        if value is not None and value > clients:
+            why = "it would never be full" if key == "buffer" else "there are no more to invite"
+            raise BadInput(f"policies: {key} is {value}, but {clients} clients take part: {why}; lower it")

@@ -32,6 +32,7 @@ class Prepared:
     method: Algorithm
     dilation: float | None  # None: full speed
     calibration: Calibration | None
+    recording: Recording | None  # of the run that is replayed
 
     def timing(self, source: str) -> dict[str, Any]:
         rate = None if self.calibration is None else self.calibration.rate
@@ -86,6 +87,7 @@ def prepare_fresh(layout: Layout, fleet: Fleet, watch: Watch) -> Fresh:
         method=method,
         dilation=dilation,
         calibration=calibration,
+        recording=recording,
         state=state,
         choices=choices,
         client_rows=client_rows(layout, choices, planner.slowdown),
@@ -101,7 +103,8 @@ def prepare_again(
     calibration: Calibration | None,
 ) -> Prepared:
     """A run that goes on keeps what it decided, and the calibration that it decided it by."""
-    planner, _ = _planner(layout, fleet, calibration, _recording(layout))
+    recording = _recording(layout)
+    planner, _ = _planner(layout, fleet, calibration, recording)
     participants = make_participants(layout, variants, planner, dilation)
     return Prepared(
         participants=participants,
@@ -109,6 +112,7 @@ def prepare_again(
         method=layout.method([who.client for who in participants.values()]),
         dilation=dilation,
         calibration=calibration,
+        recording=recording,
     )
 
 

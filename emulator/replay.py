@@ -1,10 +1,11 @@
-"""Repeating an enforced run: its variants and the durations that were recorded, at full speed."""
+"""Repeating an enforced run: its variants, durations and failures as they were recorded, at full speed."""
 
 from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -14,10 +15,13 @@ from fleetbed.emulator.identity import differences
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import RunConfig, TimingChoice
 
+FailureKind = Literal["oom", "crash", "hang"]
+
 
 class Recording(Struct, frozen=True):
     variants: dict[int, str | None]
     compute_s: dict[int, float]  # device seconds of the compute phase by task
+    failed: dict[int, tuple[FailureKind, str]]  # tasks whose process failed: the outcome and its detail
 
 
 def read_recording(folder: Path, config: RunConfig) -> Recording:
@@ -29,16 +33,20 @@ def read_recording(folder: Path, config: RunConfig) -> Recording:
         with closing(sqlite3.connect(f"file:{path.absolute()}?mode=ro", uri=True)) as db:
             (stored,) = db.execute("SELECT value FROM meta WHERE key = 'config'").fetchone()
             variants = dict(db.execute("SELECT client, variant FROM clients"))
-            tasks = db.execute(
-                "SELECT task, compute_end_s - compute_start_s FROM tasks WHERE compute_end_s IS NOT NULL"
-            )
-            compute_s = dict(tasks)
+            # as the engine made it: the plan, or what was measured where that was longer
+            compute_s = dict(db.execute("SELECT task, max(plan_s, coalesce(measured_s, 0)) FROM tasks"))
+            failed = {
+                task: (outcome, detail)
+                for task, outcome, detail in db.execute(
+                    "SELECT task, outcome, detail FROM tasks WHERE outcome IN ('oom', 'crash', 'hang')"
+                )
+            }
     except (sqlite3.DatabaseError, TypeError) as error:
         raise BadInput(f"timing.replay: {path} cannot be read as the records of a run: {error}") from error
     differing = _differences(msgspec.json.decode(stored, type=RunConfig), config)
     if differing:
         raise BadInput(f"timing.replay: {folder} is of another configuration, different are: {', '.join(differing)}")
-    return Recording(variants, compute_s)
+    return Recording(variants, compute_s, failed)
 
 
 def _differences(recorded: RunConfig, asked: RunConfig) -> list[str]:

@@ -22,24 +22,21 @@ from fleetbed.emulator.bundle import Bundle, Value
 from fleetbed.emulator.calibration import host_fingerprint
 from fleetbed.emulator.checkpoint import Checkpoints
 from fleetbed.emulator.doctor import examine
-from fleetbed.emulator.engine import Engine, Progress
+from fleetbed.emulator.engine import Engine
 from fleetbed.emulator.evaluation import Evaluations
 from fleetbed.emulator.fleet import Fleet
 from fleetbed.emulator.layout import Layout, lay_out
-from fleetbed.emulator.network import Pipe
-from fleetbed.emulator.policies import make_policy
 from fleetbed.emulator.preparation import (
-    Fresh,
     Prepared,
     calibration_from,
     calibration_meta,
     prepare_again,
     prepare_fresh,
 )
+from fleetbed.emulator.progress import Progress, first_progress
 from fleetbed.emulator.records import Records
 from fleetbed.emulator.storage import load_bundle, save_bundle
 from fleetbed.emulator.targets import target_tensors
-from fleetbed.emulator.timeline import Timeline
 from fleetbed.emulator.verify import kept, worst
 from fleetbed.emulator.watch import Watch
 from fleetbed.profiles.errors import BadInput, FleetbedError
@@ -164,16 +161,6 @@ class _Run:
             save_bundle(self._folder / "models" / f"{target.name}.safetensors", Bundle(tensors, about))
         self._records.write({"caps": fleet.cap_rows(participants)})
         self._records.set_meta(degraded=_degraded(self._records))
-
-
-def first_progress(layout: Layout, prepared: Fresh) -> Progress:
-    config, link = layout.config, layout.server_link
-    stages = len(prepared.method.needs.stages)
-    return Progress(
-        timeline=Timeline(down=Pipe(link.up_mbit_s * 1e6), up=Pipe(link.down_mbit_s * 1e6)),
-        policy=make_policy(config.experiment, config.policy, config.seed, len(prepared.participants), stages),
-        state=prepared.state,
-    )
 
 
 @contextlib.contextmanager

@@ -20,13 +20,14 @@ class Task(Struct, kw_only=True):
     stage: str
     base_version: int
     kept: str | None
-    plan_s: float
-    step_s: float
-    flops: float
     cap_bytes: int
-    bytes_down: int
     dispatched_s: float
     host_queued_s: float
+    plan_s: float = 0.0
+    step_s: float = 0.0
+    flops: float = 0.0
+    bytes_down: int = 0
+    most_steps: int | None = None
     downloaded_s: float | None = None
     compute_start_s: float | None = None
     compute_end_s: float | None = None
@@ -72,7 +73,7 @@ class Task(Struct, kw_only=True):
 
 
 #: what only the engine needs; all other fields are columns of the table `tasks`
-NOT_COLUMNS = ("number", "kept", "keep", "step_s")
+NOT_COLUMNS = ("number", "kept", "keep", "step_s", "most_steps")
 
 
 def task_row(task: Task, device: Device) -> dict[str, Any]:

@@ -25,6 +25,7 @@ class Kind(IntEnum):
     DOWNLOADED = 4
     CAME = 5
     TIMER = 6
+    RATE = 7
 
 
 class Event(Struct, frozen=True, order=True, array_like=True):
@@ -50,6 +51,13 @@ class Timeline(Struct):
     def send(self, kind: Kind, transfer: Transfer) -> None:
         """Start a transfer now; the event comes when it has arrived."""
         self._pipe(kind).start(self.now_s, transfer)
+
+    def limit(self, task: int, limit_bit_s: float) -> bool:
+        """The link of a task's client has another rate from now on. False: none of its transfers is under way."""
+        pipes = [pipe for pipe in (self.down, self.up) if any(t.task == task for t in pipe.transfers)]
+        for pipe in pipes:
+            pipe.limit(self.now_s, task, limit_bit_s)
+        return bool(pipes)
 
     def pop(self) -> Event | None:
         """The next event in device time; None when nothing is left to come."""

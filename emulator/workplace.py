@@ -79,6 +79,7 @@ class Workplace:
             dataset=self.dataset,
             indices=indices,
             pacer=pacer,
+            most_steps=order.most_steps,
         )
         # dropout and other layers draw from torch's global stream: keyed too, so that no other task shifts it
         torch.manual_seed(job.seed("model"))

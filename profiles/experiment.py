@@ -133,16 +133,21 @@ class Policy(Profile, frozen=True, kw_only=True):
 
 
 class Availability(Profile, frozen=True, kw_only=True):
-    """When clients can take part."""
+    """When clients can take part. Each field belongs to the kind named in it; `bandwidth` goes with all of them."""
 
     kind: Literal["always", "on-off", "charging", "trace"] = "always"
-    mean_on_s: Positive = 3600.0
-    mean_off_s: Positive = 3600.0
-    battery_wh: Positive = 15.0
-    charge_w: Positive = 10.0
-    day_s: Positive = 86_400.0
-    trace: str | None = None
-    bandwidth: str | None = None
+    mean_on_s: Annotated[Positive, Meta(description="on-off: how long a client stays, on average")] = 3600.0
+    mean_off_s: Annotated[Positive, Meta(description="on-off: how long it is away, on average")] = 3600.0
+    battery_wh: Annotated[Positive, Meta(description="charging: what a full battery holds")] = 15.0
+    charge_w: Annotated[Positive, Meta(description="charging: what it gains while plugged in")] = 10.0
+    day_s: Annotated[Positive, Meta(description="charging: how long a day is")] = 86_400.0
+    plugged: Annotated[float, Meta(gt=0, lt=1, description="charging: the part of a day that it is plugged in")] = 0.3
+    low: Annotated[float, Meta(ge=0, lt=1, description="charging: at this part of the battery it stays away")] = 0.2
+    trace: Annotated[str | None, Meta(description="trace: a file of client<TAB>start<TAB>stop, in seconds")] = None
+    bandwidth: Annotated[
+        str | None, Meta(description="a file of seconds<TAB>Mbit/s, or a folder of them, for the clients' links")
+    ] = None
+    repeat: Annotated[bool, Meta(description="a trace that has ended starts over")] = True
 
 
 class TimingChoice(Profile, frozen=True, kw_only=True):

@@ -109,7 +109,7 @@ def stream(**policy: Any) -> Stream:
     experiment = Experiment(
         title="", fleet="", algorithms=(AlgorithmChoice(name="x"),), participation=Participation(ratio=0.5)
     )
-    made = make_policy(experiment, Policy(**policy), seed=1, clients=6, stages=1)
+    made = make_policy(experiment, Policy(**policy), seed=1, planned_s=dict.fromkeys(ALL, 1.0), stages=1)
     assert isinstance(made, Stream)
     return made
 

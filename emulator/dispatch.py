@@ -1,0 +1,136 @@
+"""How a task begins: what the client is sent, what it will do and how long that takes, and the order to the host."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from fleetbed.emulator import wire
+from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.executor import Executor, Order
+from fleetbed.emulator.layout import Layout
+from fleetbed.emulator.messages import Train
+from fleetbed.emulator.network import transfer, transfer_s
+from fleetbed.emulator.participant import Participant
+from fleetbed.emulator.planner import Plan
+from fleetbed.emulator.preparation import Prepared
+from fleetbed.emulator.progress import Progress
+from fleetbed.emulator.task import Task
+from fleetbed.emulator.timeline import Event, Kind
+from fleetbed.models.work import Work
+
+
+class Dispatcher:
+    def __init__(self, layout: Layout, prepared: Prepared, executor: Executor, progress: Progress) -> None:
+        self._layout = layout
+        self._policy = layout.config.policy
+        self._participants = prepared.participants
+        self._method = prepared.method
+        self._planner = prepared.planner
+        self._dilation = prepared.dilation
+        self._executor = executor
+        self._progress = progress
+
+    def dispatch(self, client: int, host_s: float) -> Task:
+        """A new task for a client who is there: it downloads from now on, and the host may begin."""
+        p, who = self._progress, self._participants[client]
+        stage = self._method.needs.stages[p.policy.stage]
+        message = self._method.send(p.state, who.client, stage, p.next_task)
+        size_bytes = wire.size_of(wire.pack(message))
+        work = self._method.work(p.state, who.client, stage)
+        plan, most_steps = self._plan(who, work, size_bytes)
+        task = self._new(who, stage, host_s)
+        task.plan_s, task.step_s, task.flops, task.most_steps = plan.total_s, plan.step_s, plan.flops, most_steps
+        task.bytes_down = size_bytes
+        p.tasks[task.number] = task
+        p.sent[task.number] = message
+        self.transfer(Kind.DOWNLOADED, task, size_bytes)
+        self.submit(task, message)
+        return task
+
+    def miss(self, client: int, host_s: float) -> Task:
+        """A task for a client who is away: nothing is sent and nothing done."""
+        p = self._progress
+        return self._new(self._participants[client], self._method.needs.stages[p.policy.stage], host_s)
+
+    def submit(self, task: Task, message: Bundle) -> None:
+        who = self._participants[task.client]
+        dilation = self._dilation or 0.0
+        expected_s = task.plan_s * dilation if self._dilation is not None else task.flops / 1e9
+        self._executor.submit(
+            Order(
+                header=Train(
+                    task=task.number,
+                    client=task.client,
+                    variant=task.variant,
+                    stage=task.stage,
+                    kept=task.kept,
+                    most_steps=task.most_steps,
+                    pace_step_s=task.step_s * dilation,
+                    pace_total_s=task.plan_s * dilation,
+                ),
+                worker=who.worker,
+                frames=wire.pack(message),
+                load=who.share,
+                start_s=task.dispatched_s,
+                limit_s=120.0 + 20.0 * expected_s,
+            )
+        )
+
+    def transfer(self, kind: Kind, task: Task, size_bytes: int) -> None:
+        """Put a transfer of a task on the timeline, over the client's link as it is now."""
+        p = self._progress
+        started = transfer(
+            self._participants[task.client].spec.link,
+            up=kind is Kind.UPLOADED,
+            size_bytes=size_bytes,
+            server=self._layout.server_link,
+            seed=self._layout.config.seed,
+            client=task.client,
+            task=task.number,
+        )
+        if self._layout.rates is not None:
+            started.limit_bit_s, lasts_s = self._layout.rates.at(task.client, p.timeline.now_s)
+            p.timeline.add(Event(p.timeline.now_s + lasts_s, Kind.RATE, task.client, task.number))
+        p.timeline.send(kind, started)
+
+    def change_rate(self, event: Event) -> None:
+        """The trace of a client's link has come to its next line."""
+        assert self._layout.rates is not None  # or there would be no such event
+        rate, lasts_s = self._layout.rates.at(event.client, event.time_s)
+        if self._progress.timeline.limit(event.task, rate):
+            self._progress.timeline.add(Event(event.time_s + lasts_s, Kind.RATE, event.client, event.task))
+
+    def _new(self, who: Participant, stage: str, host_s: float) -> Task:
+        p = self._progress
+        task = Task(
+            number=p.next_task,
+            client=who.spec.number,
+            variant=who.client.variant,
+            round=p.policy.round,
+            stage=stage,
+            base_version=p.version,
+            kept=who.kept,
+            cap_bytes=who.cap_bytes,
+            dispatched_s=p.timeline.now_s,
+            host_queued_s=host_s,
+        )
+        p.next_task += 1
+        return task
+
+    def _plan(self, who: Participant, work: Work, size_bytes: int) -> tuple[Plan, int | None]:
+        """The plan, and how many steps it allows where the policy asks for partial work.
+
+        The steps are those that fit the deadline by plan, at least one, if the answer is as large as the question.
+        """
+        device, variant, number = who.spec.device, who.client.variant, self._progress.next_task
+        plan = self._planner.plan(device, variant, work, number)
+        if not (self._policy.partial and self._policy.deadline_s and plan.step_s):
+            return plan, None
+        link, server = who.spec.link, self._layout.server_link
+        transfers_s = sum(transfer_s(link, server, size_bytes, up=up) for up in (False, True))
+        beside_s = plan.total_s - work.steps * plan.step_s + transfers_s
+        steps = int((self._policy.deadline_s - beside_s) / plan.step_s)
+        if steps >= work.steps:
+            return plan, None
+        steps = max(1, steps)
+        return self._planner.plan(device, variant, replace(work, steps=steps), number), steps
