@@ -59,6 +59,8 @@ function ticks(low, high, wanted) {
   return found;
 }
 
+const tickText = (value) => Number(value.toPrecision(6)).toLocaleString("en").replaceAll(",", "\u2009");
+
 function redrawOnResize(box, draw) {
   let width = 0;
   new ResizeObserver(() => {
@@ -125,7 +127,7 @@ function lineChart(box, axis, payload, xLabel, height) {
     }
     for (const value of ticks(0, right, width / 90)) {
       root.append(svg("path", {class: "axis", d: `M${x(value)} ${height - pad.bottom}v4`}));
-      root.append(svg("text", {x: x(value), y: height - pad.bottom + 17, "text-anchor": "middle"}, digits(Number(value.toPrecision(9)))));
+      root.append(svg("text", {x: x(value), y: height - pad.bottom + 17, "text-anchor": "middle"}, tickText(value)));
     }
     root.append(svg("path", {class: "axis", d: `M${pad.left} ${height - pad.bottom}H${width - pad.right}`}));
     root.append(svg("text", {x: (pad.left + width - pad.right) / 2, y: height - 5, "text-anchor": "middle"}, xLabel + (unit ? ` (${unit})` : "")));

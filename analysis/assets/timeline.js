@@ -36,7 +36,7 @@ function roundChart(box, run, payload, open) {
     const root = svg("svg", {viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": "Duration of each round by phase of its last client"});
     for (const value of ticks(0, highest / size, 4)) {
       root.append(svg("path", {class: "grid", d: `M${pad.left} ${y(value * size)}H${width - pad.right}`}));
-      root.append(svg("text", {x: pad.left - 8, y: y(value * size) + 4, "text-anchor": "end"}, digits(Number(value.toPrecision(6)))));
+      root.append(svg("text", {x: pad.left - 8, y: y(value * size) + 4, "text-anchor": "end"}, tickText(value)));
     }
     const base = new Array(count).fill(0);
     for (const name of shown) {
@@ -213,7 +213,7 @@ class Timeline {
     const [size, unit] = scale(this.to, "time");
     for (const value of ticks(this.from / size, this.to / size, width / 110)) {
       root.append(svg("path", {class: "grid", d: `M${x(value * size)} 0V${height - 24}`}));
-      if (x(value * size) < width - 30) root.append(svg("text", {x: x(value * size), y: height - 8, "text-anchor": "middle"}, `${digits(Number(value.toPrecision(9)))} ${unit}`));
+      if (x(value * size) < width - 30) root.append(svg("text", {x: x(value * size), y: height - 8, "text-anchor": "middle"}, `${tickText(value)} ${unit}`));
     }
     this.bars(root, x, thick, width);
     const every = Math.ceil(11 / thick);
