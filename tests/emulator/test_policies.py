@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleetbed.emulator.policies import AnyPolicy, Decision, Rounds, Stream, choose, make_policy
+from fleetbed.emulator.policies import AnyPolicy, Decision, Rounds, Stream, choose, make_policy, tiers_of
+from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import AlgorithmChoice, Experiment, Participation, Policy
 
 ALL = [0, 1, 2, 3, 4, 5]
@@ -159,6 +160,83 @@ def test_buffered_merges_every_so_many() -> None:
 )
 def test_stale_results_weigh_less(settings: dict[str, Any], staleness: int, weight: float) -> None:
     assert stream(kind="async", **settings).weight(staleness) == pytest.approx(weight)
+
+
+def made(selection: str = "uniform", clients: int = 6, tiers: int = 3, **policy: Any) -> AnyPolicy:
+    experiment = Experiment(
+        title="",
+        fleet="",
+        algorithms=(AlgorithmChoice(name="x"),),
+        participation=Participation(ratio=0.5, selection=selection, tiers=tiers),  # type: ignore[arg-type]
+    )
+    planned_s = {client: float(10 - client) for client in range(clients)}
+    return make_policy(experiment, Policy(**policy), seed=1, planned_s=planned_s, stages=1)
+
+
+def test_uniform_selection_cannot_tell_who_is_away() -> None:
+    policy = made("uniform")
+    seen = set()
+    for task in range(0, 60, 3):
+        invited = policy.open([0, 1, 2], [3, 4, 5]).invite
+        assert any(client in (0, 1, 2) for client in invited)  # a round of the away alone would be no round
+        seen |= set(invited)
+        finish(policy, invited, task)
+        policy.merged()
+    assert seen == set(ALL)
+
+
+def test_by_availability_only_those_who_are_there_are_invited() -> None:
+    policy = made("available")
+    assert set(policy.open([0, 1], [2, 3, 4, 5]).invite) == {0, 1}
+
+
+@pytest.mark.parametrize("selection", ["uniform", "available", "tier"])
+def test_a_round_waits_for_somebody_to_come(selection: str) -> None:
+    policy = made(selection)
+    assert policy.open([], ALL) == Decision()
+    assert policy.round == 1
+    decision = policy.someone_came([2], [0, 1, 3, 4, 5])
+    assert 2 in decision.invite
+    assert policy.round == 1
+    assert policy.someone_came([2, 3], [0, 1, 4, 5]) == Decision()  # the round has begun
+
+
+def test_a_stream_fills_up_when_somebody_comes() -> None:
+    policy = made("uniform", kind="async", concurrency=2)
+    assert policy.open([4], [0, 1]).invite == (4,)
+    assert policy.someone_came([3], [0, 1]).invite == (3,)
+    assert policy.someone_came([0], [1]).invite == ()
+
+
+def test_tiers_are_by_planned_time_and_of_equal_size() -> None:
+    assert tiers_of({0: 9.0, 1: 1.0, 2: 5.0, 3: 2.0, 4: 8.0}, 2) == [[1, 3], [2, 4, 0]]
+    assert tiers_of({0: 1.0, 1: 1.0}, 5) == [[0], [1]]
+
+
+def test_a_round_draws_from_one_tier_and_in_time_from_all() -> None:
+    policy = made("tier")  # tiers of two: (5, 4), (3, 2), (1, 0)
+    seen = set()
+    for task in range(0, 60, 3):
+        invited = policy.open(ALL).invite
+        assert set(invited) in ({4, 5}, {2, 3}, {0, 1})
+        seen |= set(invited)
+        finish(policy, invited, task)
+        policy.merged()
+    assert seen == set(ALL)
+    assert set(policy.open([3], [0, 1, 2, 4, 5]).invite) == {3}  # a tier of which nobody is there is not drawn
+
+
+@pytest.mark.parametrize(
+    ("selection", "policy", "says"),
+    [
+        ("tier", {"kind": "async"}, "tier draws a round from one tier, but async has no rounds"),
+        ("uniform", {"kind": "buffered", "buffer": 7}, "buffer is 7, but 6 clients take part: it would never be full"),
+        ("uniform", {"kind": "over-select", "invite": 9, "take": 2}, "invite is 9, but 6 clients take part"),
+    ],
+)
+def test_what_cannot_work_is_refused(selection: str, policy: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        made(selection, **policy)
 
 
 def test_rounds_do_not_discount() -> None:

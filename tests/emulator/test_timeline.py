@@ -92,6 +92,20 @@ def test_a_forgotten_task_frees_its_share() -> None:
     assert drain(line) == [(6.0, Kind.UPLOADED, 1)]  # 10 sent by 2 s, the other 40 at full rate
 
 
+def test_a_transfer_goes_on_at_the_rate_that_its_link_has_now() -> None:
+    # 20 bits by 2 s, none until 5 s, the other 30 at 6 bit/s
+    line = timeline(capacity_bit_s=100.0)
+    line.send(Kind.UPLOADED, Transfer(0, 0, remaining_bits=50.0, limit_bit_s=10.0, delay_s=0.5))
+    line.add(Event(2.0, Kind.RATE, 0, 0))
+    line.add(Event(5.0, Kind.RATE, 0, 0))
+    assert line.pop() == Event(2.0, Kind.RATE, 0, 0)
+    assert line.limit(0, 0.0)
+    assert line.pop() == Event(5.0, Kind.RATE, 0, 0)
+    assert line.limit(0, 6.0)
+    assert line.pop() == Event(10.5, Kind.UPLOADED, 0, 0)
+    assert not line.limit(0, 6.0)
+
+
 def test_a_timeline_survives_json_in_the_middle() -> None:
     line = timeline()
     line.send(Kind.DOWNLOADED, Transfer(0, 0, remaining_bits=33.0, limit_bit_s=7.0, delay_s=0.1))
