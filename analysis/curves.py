@@ -138,5 +138,6 @@ def targets_of(runs: Sequence[Run], base: Series, asked: Sequence[float]) -> tup
     if named:
         return tuple(sorted(named))
     best = [one.accuracy.max() for run in base.runs if (one := curve(run, "rounds")) is not None]
-    step = np.floor(min(best, default=0.0) * 20 + 1e-9) / 20
-    return (float(step),) if step > 0 else ()
+    step = float(np.floor(min(best, default=0.0) * 20 + 1e-9) / 20)
+    untrained = [one.accuracy[0] for run in runs if (one := curve(run, "rounds")) is not None and one.x[0] == 0]
+    return (step,) if step > max(untrained, default=0.0) else ()

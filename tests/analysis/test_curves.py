@@ -126,3 +126,9 @@ def test_targets_come_from_the_user_the_experiment_or_the_base(run: Run) -> None
     experiment = msgspec.structs.replace(run.config.experiment, evaluation=Evaluation(targets=(0.4,)))
     named = replace(run, config=msgspec.structs.replace(run.config, experiment=experiment))
     assert targets_of([named], base, []) == (0.4,)
+
+
+def test_what_an_untrained_model_has_is_no_target(run: Run) -> None:
+    lucky = _with(run, 1, [(0, 0.5), (10, 0.54)])
+    (base,) = series_of([lucky])
+    assert targets_of([lucky], base, []) == ()
