@@ -250,5 +250,5 @@ def _notes(runs: Sequence[Run], series: Sequence[Series], targets: Sequence[floa
     if any(task.joules is None for run in runs for task in run.tasks):
         notes.append("Energy covers the devices whose profile states their power.")
     if not targets:
-        notes.append("No target was named, and the base did not get 5 % above where it started.")
+        notes.append("No target was named, and the base reached no whole 5 % that an untrained model does not have.")
     return notes
