@@ -19,7 +19,7 @@ from fleetbed.emulator import wire
 from fleetbed.emulator.executor import SERVICE, Order, Outcome, outcome_of
 from fleetbed.emulator.launcher import Launcher
 from fleetbed.emulator.limits.plan import Cap, LimitPlan
-from fleetbed.emulator.messages import Configure, Exited, Hello, Kill, Spawn, Trouble, from_worker
+from fleetbed.emulator.messages import Configure, Exited, Hello, Kill, Ready, Spawn, from_worker
 from fleetbed.emulator.worker import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
 from fleetbed.profiles.errors import FleetbedError
 
@@ -56,6 +56,7 @@ class Broker:
         self._launcher = launcher
         self._capacity = capacity
         self._one_task = one_task
+        self._configured = False
         self._on_tick = on_tick
         self._workers: dict[str, Worker] = {}
         self._queue: list[tuple[float, int, Order]] = []
@@ -74,7 +75,11 @@ class Broker:
             self._poller.register(source, zmq.POLLIN)
 
     def configure(self, setup: str) -> None:
-        self._launcher.configure(Configure(setup))
+        """Tell the zygote what the run is; what it reports of workers meanwhile is heard too."""
+        self._launcher.tell(Configure(setup))
+        self._configured = False
+        while not self._configured:
+            self._on_zygote()
 
     def enlist(self, name: str, title: str, plan: LimitPlan) -> None:
         """Make a worker known; its process starts with its first order, or by `start`."""
@@ -256,8 +261,11 @@ class Broker:
             else:
                 how = f"signal {-message.status}" if message.status < 0 else f"exit status {message.status}"
                 self._end(worker, "crash", f"ended by {how}")
-        elif isinstance(message, Trouble):
-            raise FleetbedError(f"worker {message.worker}: {message.text}")
+        elif isinstance(message, Ready):
+            self._configured = True
+        else:
+            who = "the clients" if message.worker is None else message.worker
+            raise FleetbedError(f"{who} cannot be started: {message.text}")
 
     def _end(self, worker: Worker, kind: Literal["oom", "crash", "hang"], detail: str) -> None:
         if worker.order is not None:

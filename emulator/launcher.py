@@ -15,7 +15,7 @@ import msgspec
 from fleetbed.emulator.calibration import THREAD_VARIABLES
 from fleetbed.emulator.limits import clean_leftovers
 from fleetbed.emulator.limits.owner import folder_name, is_leftover
-from fleetbed.emulator.messages import FromZygote, Ready, ToZygote, Trouble, from_zygote
+from fleetbed.emulator.messages import FromZygote, ToZygote, from_zygote
 from fleetbed.profiles.errors import FleetbedError
 
 MAX_CONTROL_BYTES = 1 << 16
@@ -52,7 +52,11 @@ class Launcher:
             )
         theirs.close()
         self._log = log
-        self.backend = self._await_ready()
+        try:
+            self.hear()  # that it is ready
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def address(self) -> str:
@@ -60,10 +64,6 @@ class Launcher:
 
     def fileno(self) -> int:
         return self._control.fileno()
-
-    def configure(self, order: ToZygote) -> None:
-        self.tell(order)
-        self._await_ready()
 
     def tell(self, order: ToZygote) -> None:
         self._control.send(msgspec.msgpack.encode(order))
@@ -81,13 +81,6 @@ class Launcher:
         self._control.close()
         self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _await_ready(self) -> str:
-        message = self.hear()
-        if isinstance(message, Trouble):
-            raise FleetbedError(f"the clients cannot be started: {message.text}")
-        assert isinstance(message, Ready)
-        return message.backend
 
 
 def _clean_folders() -> None:

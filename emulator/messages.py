@@ -137,7 +137,7 @@ to_zygote = msgspec.msgpack.Decoder(ToZygote)
 
 
 class Ready(Struct, frozen=True, tag=True):
-    backend: str
+    """The zygote has started, or has been configured."""
 
 
 class Exited(Struct, frozen=True, tag=True):

@@ -65,7 +65,7 @@ class Zygote:
         selector = selectors.DefaultSelector()
         selector.register(self._control, selectors.EVENT_READ)
         selector.register(wake_read, selectors.EVENT_READ)
-        self._say(Ready(self._limits.backend))
+        self._say(Ready())
         while True:
             for key, _ in selector.select():
                 if key.fileobj is self._control:
@@ -100,7 +100,7 @@ class Zygote:
                 return
             gc.collect()
             gc.freeze()
-            self._say(Ready(self._limits.backend))
+            self._say(Ready())
         elif isinstance(order, Spawn):
             self._spawn(order)
         elif isinstance(order, Kill):
