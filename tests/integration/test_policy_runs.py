@@ -1,0 +1,205 @@
+"""Policies, methods and availability in whole runs, inline: what is refused, what ends how, when rounds end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from same_runs import results
+from small_runs import TINIER, query
+
+from fleetbed.emulator.algorithms import names
+from fleetbed.emulator.study import resume_study, start_study
+from fleetbed.emulator.watch import Watch
+from fleetbed.profiles.errors import BadInput, FleetbedError
+from fleetbed.profiles.resolve import load_experiment
+
+Start = Callable[..., Path]
+PAGE = Path(__file__).parents[2] / "docs" / "policies.md"
+POLICIES = {
+    "sync": "{kind: sync}",
+    "deadline": "{kind: deadline, deadline_s: 2, late: next-round, partial: true}",
+    "over-select": "{kind: over-select, invite: 4, take: 3}",
+    "async": "{kind: async, concurrency: 3}",
+    "buffered": "{kind: buffered, buffer: 2, concurrency: 3}",
+}
+ALGORITHMS = {
+    "fedhe": "{name: fedhe, params: {batch: 4}}",
+    "fedhenn": "{name: fedhenn, params: {rad: 8}}",
+    "fedhenn with client_side_gram": "{name: fedhenn, params: {rad: 8, client_side_gram: true}}",
+    "fedhenn_homo": "{name: fedhenn_homo, params: {rad: 8}, variant: resnet10}",
+}
+#: one pair of each policy, and both kinds of refusal
+QUICK = {
+    ("heteroavg", "over-select"),
+    ("fedin", "deadline"),
+    ("fedhe", "async"),
+    ("fedhenn", "buffered"),
+    ("fedhenn", "async"),
+    ("fedhenn with client_side_gram", "sync"),
+    ("fedhenn with client_side_gram", "buffered"),
+}
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Start:
+    def start(*sets: str, name: str = "study", watch: Watch | None = None) -> Path:
+        experiment = load_experiment("demo", (), (*TINIER, "processes=inline", "training.max_steps=1", *sets))
+        return start_study(experiment, tmp_path / name, search=(), command="", watch=watch or Watch())[0]
+
+    return start
+
+
+def matrix() -> dict[tuple[str, str], bool]:
+    """The table of docs/policies.md."""
+    rows = [line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    head = next(i for i, row in enumerate(rows) if row[0] == "method")
+    found = {}
+    for row in rows[head + 1 :]:
+        for policy, cell in zip(rows[head][1:], row[1:], strict=True):
+            assert cell in ("yes", "no")
+            found[row[0].replace("`", ""), policy] = cell == "yes"
+    return found
+
+
+def test_the_table_is_complete() -> None:
+    shipped = {name for name in names() if not names()[name].startswith("from ")}
+    assert {method for method, _ in matrix()} == shipped | {"fedhenn with client_side_gram"}
+    assert {policy for _, policy in matrix()} == set(POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("method", "policy"),
+    [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow) for pair in matrix()],
+)
+def test_every_method_under_every_policy(go: Start, method: str, policy: str) -> None:
+    algorithm = ALGORITHMS.get(method, f"{{name: {method}}}")
+    sets = (f"algorithms=[{algorithm}]", f"policies=[{POLICIES[policy]}]", "participation.ratio=0.4", "data.public=8")
+    if not matrix()[method, policy]:
+        with pytest.raises(BadInput, match=rf"{method.split()[0]}.* {policy}"):
+            go(*sets)
+        return
+    folder = go(*sets)
+    assert query(folder, "SELECT count(*) FROM tasks WHERE outcome NOT IN ('ok', 'late')") == [(0,)]
+    assert query(folder, "SELECT max(round) FROM rounds") == [(2,)]
+    ((accuracies,),) = query(folder, "SELECT count(DISTINCT round) FROM evaluations")
+    assert accuracies == 3
+
+
+def test_a_deadline_that_nobody_can_meet_is_refused_with_the_shortest_possible(go: Start, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"deadline_s is 0\.001.*fastest client, 00\d \(.*\), needs (\S+) s") as refused:
+        go("policies=[{kind: deadline, deadline_s: 0.001}]")
+    assert [path.name for path in (tmp_path / "study").iterdir() if path.is_dir()] == []
+    found = re.search(r"needs (\S+) s", str(refused.value))
+    assert found is not None
+    folder = go(f"policies=[{{kind: deadline, deadline_s: {3 * float(found[1])}}}]", name="possible")
+    assert query(folder, "SELECT count(*) FROM tasks WHERE outcome = 'ok'")[0][0] > 0
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_partial_work_is_what_fits_the_deadline_and_the_rest_is_whole(go: Start, tmp_path: Path, partial: bool) -> None:
+    fleet = tmp_path / "two.yaml"
+    fleet.write_text(
+        "title: a fast one and a slow one\nmembers:\n"
+        "  - {device: raspberry-pi-4b-4gb, count: 1, override: {cpu.fp32_gflops: 0.02}}\n"
+        "  - {device: raspberry-pi-4b-4gb, count: 1, override: {cpu.fp32_gflops: 0.005}}\n"
+    )
+    sets = (f"fleet={fleet}", "training.max_steps=8", "rounds=1")
+    whole = query(go(*sets, name="whole"), "SELECT plan_s, uploaded_s FROM tasks ORDER BY client")
+    limit_s = whole[1][1] - 0.5 * whole[1][0]  # the slow one can do half of it
+    folder = go(*sets, f"policies=[{{kind: deadline, deadline_s: {limit_s}, partial: {str(partial).lower()}}}]")
+    rows = query(
+        folder, "SELECT outcome, steps, plan_s, flops / rate_gflops / 1e9 FROM tasks JOIN clients USING (client)"
+    )
+    assert rows[0][:2] == ("ok", 8)
+    assert rows[1][:2] == (("ok", 4) if partial else ("late", None))
+    for _, _, plan_s, flops_s in rows:
+        assert plan_s == pytest.approx(flops_s)  # of the steps that were made
+    assert rows[1][2] == pytest.approx(whole[1][0] * (0.5 if partial else 1.0))
+
+
+def stays(folder: Path, *lines: tuple[int, float, float]) -> str:
+    path = folder / "stays.tsv"
+    path.write_text("".join(f"{client}\t{start}\t{stop}\n" for client, start, stop in lines))
+    return f"availability={{kind: trace, trace: {path}}}"
+
+
+def test_a_client_that_leaves_is_an_outcome_and_the_round_goes_on(go: Start, tmp_path: Path) -> None:
+    trace = stays(tmp_path, (0, 0, 0.01), *((client, 0, 1000) for client in range(1, 8)))
+    folder = go(trace, "participation.selection=available")
+    assert query(folder, "SELECT task, client, outcome, detail, round FROM tasks WHERE outcome != 'ok'") == [
+        (0, 0, "offline", "it left before its result had arrived", 1)
+    ]
+    assert query(folder, "SELECT merged FROM rounds") == [(7,), (7,)]
+
+
+def test_the_blind_server_invites_those_who_are_away(go: Start, tmp_path: Path) -> None:
+    trace = stays(
+        tmp_path, *((client, 900, 1000) for client in range(4)), *((client, 0, 1000) for client in range(4, 8))
+    )
+    folder = go(trace)
+    rows = query(folder, "SELECT client, detail, plan_s, flops, bytes_down FROM tasks WHERE outcome = 'offline'")
+    assert rows == [(client, "it was away when it was invited", 0, 0, 0) for client in (*range(4), *range(4))]
+    assert query(folder, "SELECT merged FROM rounds") == [(4,), (4,)]
+
+
+def test_when_nobody_is_there_the_timeline_goes_on_to_who_comes(go: Start, tmp_path: Path) -> None:
+    trace = stays(tmp_path, *((client, 500 + client / 100, 600) for client in range(8)))
+    for policy, concurrency in (("sync", 1), ("async", 8)):
+        folder = go(trace, f"policies=[{{kind: {policy}}}]", "rounds=1", name=policy)
+        starts = query(folder, "SELECT client, min(dispatched_s) FROM tasks GROUP BY client ORDER BY client")
+        assert starts[:concurrency] == [(client, 500 + client / 100) for client in range(concurrency)]
+
+
+def test_stays_that_are_too_short_for_a_task_end_the_run(go: Start, tmp_path: Path) -> None:
+    trace = stays(tmp_path, *((client, 0, 0.001) for client in range(7)), (7, 1.0, 1.001))
+    with pytest.raises(FleetbedError, match=r"\d+ tasks in a row came to nothing"):
+        go(trace, "policies=[{kind: async}]")
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ("availability={kind: on-off, mean_on_s: 0.5, mean_off_s: 0.3}", "policies=[{kind: async}]"),
+        pytest.param(
+            ("availability={kind: charging, battery_wh: 0.0005, charge_w: 20, day_s: 2}", "policies=[{kind: sync}]"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["on-off", "charging"],
+)
+def test_coming_and_going_survives_an_interruption(go: Start, tmp_path: Path, sets: tuple[str, ...]) -> None:
+    class StopInTheMiddle(Watch):
+        left = 60
+
+        def tick(self) -> None:
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+
+    sets = (*sets, "rounds=4")
+    whole = go(*sets, name="whole")
+    assert query(whole, "SELECT count(*) FROM tasks WHERE outcome = 'offline'")[0][0] > 0
+    with pytest.raises(KeyboardInterrupt):
+        go(*sets, name="stopped", watch=StopInTheMiddle())
+    (resumed,) = resume_study(tmp_path / "stopped", Watch())
+    assert results(resumed) == results(whole)
+
+
+def test_a_link_is_as_fast_as_its_trace(go: Start, tmp_path: Path) -> None:
+    (tmp_path / "slow").write_text("0\t0.5\n1000\t0.5\n")
+    folder = go(f"availability.bandwidth={tmp_path / 'slow'}", "rounds=1")
+    # nothing else limits it: the time is that of the bits, and half a round trip with its jitter
+    for seconds, size in query(folder, "SELECT uploaded_s - compute_end_s, bytes_up FROM tasks"):
+        assert 8 * size / 0.5e6 < seconds < 8 * size / 0.5e6 + 1.0
+
+
+def test_a_link_that_is_down_for_a_while_stalls_and_goes_on(go: Start, tmp_path: Path) -> None:
+    plain = go("rounds=1", name="plain")
+    (tmp_path / "gaps").write_text("0\t0\n20\t1000\n20.5\t0\n60\t1")
+    folder = go(f"availability.bandwidth={tmp_path / 'gaps'}", "rounds=1", name="stalled")
+    end = "SELECT max(uploaded_s) FROM tasks"
+    assert query(folder, "SELECT count(*) FROM tasks WHERE outcome = 'ok'") == [(8,)]
+    assert query(folder, end)[0][0] > query(plain, end)[0][0] + 10
