@@ -65,16 +65,20 @@ def proximal(model: Net, anchor: Tensors, mu: float) -> Callable[[], None]:
 
 
 @contextmanager
-def foreign_batch(model: nn.Module) -> Iterator[None]:
-    """Batch norm uses the batch's own statistics, but does not count it among the client's data."""
-    tracking = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
-    for module in tracking:
-        module.track_running_stats = False
+def foreign_batch(model: nn.Module, own_statistics: bool = True) -> Iterator[None]:
+    """Batch norm uses the batch's own statistics, in evaluation mode too, and does not count it as the client's data.
+
+    Without `own_statistics` nothing is changed.
+    """
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and own_statistics]
+    before = [(norm.track_running_stats, norm.training) for norm in norms]
+    for norm in norms:
+        norm.track_running_stats, norm.training = False, True
     try:
         yield
     finally:
-        for module in tracking:
-            module.track_running_stats = True
+        for norm, (tracking, training) in zip(norms, before, strict=True):
+            norm.track_running_stats, norm.training = tracking, training
 
 
 def own_tensors(job: Job) -> Tensors:

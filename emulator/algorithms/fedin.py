@@ -55,6 +55,7 @@ class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     noise: NonNegative = 0.0  # +Noise: so many standard deviations of a batch's features; the paper's best is 0.8
     noise_where: Literal["upload", "upload+forward"] = "upload"  # forward: in the local forward pass as well
     batch: Annotated[int, Meta(ge=2)] | None = None  # pairs in a message; None: the training batch
+    statistics: Literal["batch", "running"] = "batch"  # by which batch norm makes the features that are sent
 
 
 class Method(Proximal):
@@ -139,15 +140,19 @@ class Method(Proximal):
 
     @torch.no_grad()
     def extras(self, job: Job, model: Net) -> Tensors:
-        """One batch of the client's features, of the trained model in evaluation mode."""
+        """One batch of the client's features, of the trained model.
+
+        Running statistics that few steps have fed are far off, deep features explode, and with them the others' L_IN.
+        """
         if self.params.without_in:
             return {}
         x, _ = job.sample(self.pairs, "features")
         rng, noise = job.generator("upload"), self.params.noise
         model.eval()
-        clean = model.extract(x)
-        s_in = noisy(clean, noise, rng)
-        s_out = model.intermediate(s_in if self.everywhere else clean)
+        with foreign_batch(model, self.params.statistics == "batch"):
+            clean = model.extract(x)
+            s_in = noisy(clean, noise, rng)
+            s_out = model.intermediate(s_in if self.everywhere else clean)
         return {IN: s_in, OUT: noisy(s_out, noise, rng)}
 
     def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
