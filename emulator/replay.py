@@ -53,6 +53,9 @@ def _differences(recorded: RunConfig, asked: RunConfig) -> list[str]:
     """The keys in which two configurations differ, beside how time and processes are handled."""
     trees = []
     for config in (recorded, asked):
-        experiment = replace(config.experiment, timing=TimingChoice(), processes="resident")
+        # the plural ones make the study that a run is of; its own method, policy and seed stand beside them
+        experiment = replace(
+            config.experiment, timing=TimingChoice(), processes="resident", algorithms=(), policies=(), seeds=()
+        )
         trees.append(replace(config, experiment=experiment))
     return list(differences(*trees))

@@ -187,6 +187,11 @@ def _checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("*/state/checkpoint-*"))
 
 
+def _newest(folder: Path) -> int:
+    """The number of merges that the newest checkpoint has; -1 without one."""
+    return max((int(path.stem.split("-")[1]) for path in _checkpoints(folder)), default=-1)
+
+
 def damage(path: Path, *, at: float) -> None:
     content = bytearray(path.read_bytes())
     content[int(len(content) * at)] ^= 1
@@ -260,7 +265,7 @@ def test_a_study_that_somebody_works_on_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sets", [("rounds=8",), ("rounds=8", "policies=[{kind: async}]")], ids=["sync", "async"])
+@pytest.mark.parametrize("sets", [("rounds=12",), ("rounds=12", "policies=[{kind: async}]")], ids=["sync", "async"])
 def test_ten_kills_at_random_moments(tmp_path: Path, sets: tuple[str, ...]) -> None:
     """Seven whenever it happens, three with a checkpoint half written."""
     whole = results(study(tmp_path / "whole", *sets))
@@ -278,13 +283,16 @@ def test_ten_kills_at_random_moments(tmp_path: Path, sets: tuple[str, ...]) -> N
         else:
             life = [sys.executable, "-m", "fleetbed.cli.main", *words]
             broker = subprocess.Popen(life, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-            wait_s = draw.uniform(1.0, 9.0)
-            moment = f"after {wait_s:.1f} s"
+            merges, wait_s = draw.randint(0, 2), draw.uniform(0.0, 1.5)
+            moment = f"{wait_s:.2f} s after {merges} merges"
+            until = _newest(folder) + merges
+            while _newest(folder) < until and broker.poll() is None:
+                time.sleep(0.01)
             time.sleep(wait_s)
             broker.kill()
         assert broker.wait() in (-signal.SIGKILL, 0)
         pids.append(broker.pid)
-        table.append((number + 1, moment, [path.name for path in _checkpoints(folder)][-1:]))
+        table.append((number + 1, moment, f"at merge {_newest(folder)}"))
     (found,) = resume_study(folder, Watch())
     print(*table, results(found)["weights"], whole["weights"], sep="\n")
     assert results(found) == whole

@@ -1,0 +1,112 @@
+"""The same configuration and seed give the same bits, however the host carries the run out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from same_runs import ROUNDS, TASKS, results, weights
+from small_runs import TINIER, query
+
+from fleetbed.emulator.broker import Broker
+from fleetbed.emulator.calibration import Calibration, HostRate, Store, host_fingerprint
+from fleetbed.emulator.study import start_study
+from fleetbed.emulator.watch import Watch
+from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.resolve import load_experiment
+
+Start = Callable[..., Path]
+
+
+@pytest.fixture
+def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Carry a run out in a folder of its name; all runs of a test share one cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def start(name: str, *sets: str) -> Path:
+        experiment = load_experiment("demo", (), (*TINIER, "participation.ratio=0.5", *sets))
+        return start_study(experiment, tmp_path / name, search=(), command="", watch=Watch())[0]
+
+    return start
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def calibrate() -> None:
+    """Keep made-up rates for this host; reference times are measured on top of them and then kept as well."""
+    rate = HostRate(alone_gflops=50.0, busy_gflops=40.0, cores=2, alone_spread=0.0, busy_spread=0.0, other_cores=0.0)
+    Store().save(Calibration(host_fingerprint(), "2020-01-01", rate))
+
+
+@pytest.mark.parametrize("policy", ["sync", pytest.param("async", marks=pytest.mark.slow)])
+def test_modelled_repeats_on_one_core_and_with_clients_started_in_another_order(
+    go: Start, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    sets = (f"policies=[{{kind: {policy}}}]",)
+    first = results(go("inline", *sets, "processes=inline"))
+    real = Broker.start
+    monkeypatch.setattr(Broker, "start", lambda self, names: real(self, names[::-1]))
+    with one_core():
+        assert results(go("one-core", *sets)) == first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["sync", "async"])
+@pytest.mark.parametrize("source", ["modelled", "calibrated"])
+def test_all_ways_of_running_give_the_same(go: Start, source: str, policy: str) -> None:
+    calibrate()
+    sets = (f"timing.source={source}", f"policies=[{{kind: {policy}}}]")
+    first = results(go("resident", *sets))
+    for mode in ("resident", "on-demand", "inline"):
+        assert results(go(f"{mode}-again", *sets, f"processes={mode}")) == first
+    kept = Store().load()
+    assert kept is not None
+    with one_core():
+        # another number of cores is another host to a calibration: this one is told to be the same
+        Store().save(msgspec.structs.replace(kept, fingerprint=host_fingerprint()))
+        for mode in ("resident", "on-demand", "inline"):
+            assert results(go(f"{mode}-one", *sets, f"processes={mode}")) == first
+
+
+def test_another_seed_is_another_run(go: Start) -> None:
+    first, second = (go(f"seed-{seed}", "processes=inline", "rounds=1", f"seeds=[{seed}]") for seed in (1, 2))
+    assert weights(first) != weights(second)
+    assert query(first, TASKS) != query(second, TASKS)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "{kind: async, concurrency: 3}",
+        pytest.param("{kind: over-select, invite: 4, take: 2}", marks=pytest.mark.slow),
+    ],
+    ids=["async", "over-select"],
+)
+def test_an_enforced_run_is_replayed_with_its_merges_and_device_times(go: Start, policy: str) -> None:
+    calibrate()
+    sets = (f"policies=[{policy}]",)
+    enforced = go("enforced", *sets, "timing.source=enforced")
+    replayed = go("replayed", *sets, f"timing={{source: replay, replay: {enforced}}}", "processes=inline")
+    # the plan of a replay is what was measured, so that column is another
+    columns = TASKS.replace("plan_s, ", "")
+    assert query(replayed, columns) == query(enforced, columns)
+    assert query(replayed, ROUNDS) == query(enforced, ROUNDS)
+    assert weights(replayed) == weights(enforced)
+
+
+def test_a_replay_of_another_configuration_is_refused_and_what_differs_is_named(go: Start) -> None:
+    first = go("first", "processes=inline", "rounds=1")
+    with pytest.raises(BadInput, match=r"different are: experiment\.training\.batch, seed$"):
+        go("replayed", "rounds=1", "training.batch=5", "seeds=[2]", f"timing={{source: replay, replay: {first}}}")
