@@ -21,6 +21,7 @@ from fleetbed.emulator.bundle import Bundle
 from fleetbed.emulator.host import cpu_model
 from fleetbed.emulator.launcher import ONE_THREAD
 from fleetbed.emulator.memory_meter import STEPS, Case
+from fleetbed.emulator.messages import Train, Trained, from_worker
 from fleetbed.models.base import InputSpec
 from fleetbed.models.cost import cost
 from fleetbed.models.families import family
@@ -39,8 +40,8 @@ PAGE = """# Memory: prediction against measurement
 Made by `fleetbed models check-memory --out docs/memory-prediction.md`.
 
 Predicted is the peak of what a client's process adds after its fork while it trains, as `models/cost.py` has it.
-Measured is what the kernel charged at most to the memory group of a real process, forked from a warm one, that
-received the weights over ZeroMQ, trained {steps} steps and sent them back. Below zero too little was predicted.
+Measured is what the kernel charged at most to the memory group of a client's process, forked from a warm one, while it
+trained {steps} steps on weights that it received over ZeroMQ. Below zero too little was predicted.
 
 {summary}.
 
@@ -168,11 +169,14 @@ class Meter:
         self._stdin.write(msgspec.json.encode(case) + b"\n")
         self._stdin.flush()
         client, _ = self._receive()
+        order = Train(task=0, client=0, variant=case.variant, stage="train", kept=None)
         torch.manual_seed(0)
         weights = family(case.family).build(case.variant, case.spec).state_dict()
-        self._socket.send_multipart([client, *wire.pack(Bundle(dict(weights)))], copy=False)
-        self._receive()  # the weights
-        return int(self._receive()[1].bytes)
+        self._socket.send_multipart([client, wire.control(order), *wire.pack(Bundle(dict(weights)))], copy=False)
+        answer = wire.parse_control(from_worker, self._receive()[1])
+        if not isinstance(answer, Trained) or answer.peak_bytes is None:
+            raise FleetbedError(f"{case.family} {case.variant} at batch {case.batch} was not trained: {answer}")
+        return answer.peak_bytes
 
     def _receive(self) -> list[zmq.Frame]:
         while not self._socket.poll(WAIT_MS):

@@ -1,34 +1,35 @@
 """Measuring what a client's memory grows to: `python -m fleetbed.emulator.memory_meter ADDRESS`, one case per line.
 
-A process as warm as the zygote (torch and the models imported, one compute thread, no tensor operation, no ZeroMQ
-context) forks a child per case into a memory group of its own. The child does what a client does: it receives the
-weights over ZeroMQ, copies them into a model, trains some steps and sends the weights back. What the kernel has seen at
-most until then is the measurement.
+A process as warm as the zygote forks a worker per case into a memory group of its own, after a throw-away child has
+touched what all share. The worker is that of a run and runs a method of a run, on data made up for the case.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
-import torch
-import torch._dynamo  # as in the zygote
-import zmq
+import numpy as np
 from msgspec import Struct
-from torch import Tensor
-from torch.nn import functional as F
 
-from fleetbed.emulator import wire
-from fleetbed.emulator.bundle import Bundle
-from fleetbed.emulator.job import loaded_model, make_optimizer
+from fleetbed.emulator.algorithm import Client, Context
+from fleetbed.emulator.algorithms import load_method
+from fleetbed.emulator.data import Dataset, Split
+from fleetbed.emulator.data.store import Meta
 from fleetbed.emulator.limits import Group, LimitPlan, best_limits
-from fleetbed.models.base import InputSpec, Tensors
+from fleetbed.emulator.worker import serve
+from fleetbed.emulator.workplace import Workplace
+from fleetbed.emulator.zygote import PR_SET_PDEATHSIG
+from fleetbed.models.base import InputSpec
 from fleetbed.models.families import family
-from fleetbed.profiles.experiment import Optimizer
+from fleetbed.profiles.experiment import AlgorithmChoice, Optimizer, Training
 
 STEPS = 4  # the optimiser's state is there from the second on, and the allocator has settled
 
@@ -43,66 +44,68 @@ class Case(Struct, frozen=True):
     optimizer: Optimizer
 
 
-def train(case: Case, received: Tensors, steps: int) -> Tensors:
-    """What a client does with its weights."""
-    torch.set_num_threads(1)
-    model = loaded_model(family(case.family), case.variant, case.spec, received).train()
-    optimizer = make_optimizer(case.optimizer, model)
-    for x, y in _batches(case, steps):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    return dict(model.state_dict())
+def workplace(case: Case) -> Workplace:
+    samples = STEPS * case.batch
+    context = Context(
+        seed=0,
+        spec=case.spec,
+        family=family(case.family),
+        clients=(Client(0, case.variant, samples),),
+        training=Training(batch=case.batch, optimizer=case.optimizer),
+        rounds=1,
+    )
+    rows = np.arange(samples)
+    return Workplace(
+        folder=Path(),
+        dataset=_dataset(case.spec, samples),
+        split=Split(train=(rows,), test=(rows,), public=rows[:0]),
+        context=context,
+        method=load_method(AlgorithmChoice(name="fedavg"), context),
+    )
 
 
-def _batches(case: Case, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-    spec = case.spec
-    for _ in range(steps):
-        if spec.vocabulary:
-            x = torch.randint(spec.vocabulary, (case.batch, *spec.shape))
-        else:
-            x = torch.randn(case.batch, *spec.shape)
-        yield x, torch.randint(spec.classes, (case.batch,))
-
-
-def _client(case: Case, address: str, group: Group) -> None:
-    group.join()
-    context = zmq.Context()
-    socket = context.socket(zmq.DEALER)
-    socket.connect(address)
-    socket.send(b"ready")
-    received = wire.unpack(socket.recv_multipart(copy=False))
-    socket.send_multipart(wire.pack(Bundle(train(case, received.tensors, STEPS))), copy=False)
-    socket.send(str(group.usage().peak_bytes).encode())
-    socket.close()
-    context.term()
-
-
-def _warm_up(case: Case) -> None:
-    """In a child that stays in this process's own group: pages of libraries are charged to who touches them first."""
-    weights = family(case.family).build(case.variant, case.spec).state_dict()
-    train(msgspec.structs.replace(case, batch=2), dict(weights), steps=1)
+def _dataset(spec: InputSpec, samples: int) -> Dataset:
+    rng = np.random.default_rng(0)
+    x = rng.integers(spec.vocabulary or 256, size=(samples, *spec.shape)).astype(
+        np.uint16 if spec.vocabulary else np.uint8
+    )
+    y = rng.integers(spec.classes, size=samples)
+    meta = Meta(
+        source="made up",
+        key="",
+        classes=spec.classes,
+        shape=spec.shape,
+        vocabulary=spec.vocabulary,
+        mean=[],
+        std=[],
+        normalise=False,
+        augment=(),
+        files={},
+    )
+    return Dataset(meta, {"train": x, "test": x}, {"train": y, "test": y})
 
 
 def main() -> None:
     address = sys.argv[1]
+    _die_with_parent()
     limits = best_limits("memory-check")
     print(limits.backend, flush=True)
-    warm: set[str] = set()
     try:
         for number, line in enumerate(sys.stdin):
-            case = msgspec.json.decode(line, type=Case)
-            family(case.family)  # imports its module here, once for all children
+            here = workplace(msgspec.json.decode(line, type=Case))
             gc.collect()
             gc.freeze()
-            if case.family not in warm:
-                warm.add(case.family)
-                _fork(_warm_up, case)
+            _fork(here.warm_up)
             group = limits.create(LimitPlan(f"case-{number}"))
-            _fork(_client, case, address, group)
+            _fork(_client, here, address, group, f"case-{number}")
             group.remove()
     finally:
         limits.close()
+
+
+def _client(here: Workplace, address: str, group: Group, identity: str) -> None:
+    group.join()
+    serve(here, identity, address, group, one_task=True)
 
 
 def _fork(work: Callable[..., None], *given: object) -> None:
@@ -110,6 +113,7 @@ def _fork(work: Callable[..., None], *given: object) -> None:
     if pid == 0:
         status = 1
         try:
+            _die_with_parent()
             work(*given)
             status = 0
         except BaseException:  # noqa: BLE001 - a forked child must never return into the parent's stack
@@ -119,6 +123,10 @@ def _fork(work: Callable[..., None], *given: object) -> None:
     _, status = os.waitpid(pid, 0)
     if status:
         sys.exit(f"a measured process ended with exit code {os.waitstatus_to_exitcode(status)}")
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

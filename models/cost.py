@@ -29,7 +29,7 @@ from fleetbed.profiles.experiment import Optimizer
 
 #: what a process costs that trains next to nothing: pages of Python and torch that it writes to, thread stacks,
 #: ZeroMQ, kernels compiled at run time. `fleetbed models check-memory` shows how far off it is.
-PROCESS_BYTES = 15 << 20
+PROCESS_BYTES = 17 << 20
 #: what comes and goes in every step leaves holes in glibc's heap, which is given back to the kernel only from its end.
 #: This part of it is added, as fitted to measurements; with every block mapped by itself it would be 0, but training
 #: would then take up to half as long again, for the kernel clears each page of each block.
