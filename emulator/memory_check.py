@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 
 import msgspec
@@ -20,6 +22,8 @@ from fleetbed.emulator import wire
 from fleetbed.emulator.bundle import Bundle
 from fleetbed.emulator.host import cpu_model
 from fleetbed.emulator.launcher import ONE_THREAD
+from fleetbed.emulator.limits import clean_leftovers
+from fleetbed.emulator.limits.owner import folder_name
 from fleetbed.emulator.memory_meter import STEPS, Case
 from fleetbed.emulator.messages import Train, Trained, from_worker
 from fleetbed.models.base import InputSpec
@@ -138,8 +142,10 @@ class Meter:
     """Measures cases, one at a time."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="fleetbed-memory-")
-        address = f"ipc://{self._folder.name}/meter"
+        clean_leftovers()
+        self._folder = Path(tempfile.gettempdir()) / folder_name("memory-check")
+        self._folder.mkdir(mode=0o700)
+        address = f"ipc://{self._folder}/meter"
         self._process = subprocess.Popen(
             [sys.executable, "-m", "fleetbed.emulator.memory_meter", address],
             env={**os.environ, **ONE_THREAD},
@@ -160,9 +166,12 @@ class Meter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None:
+            self._process.kill()  # its child dies with it
         self._process.communicate()  # closes its input, which ends it
-        self._context.destroy()
-        self._folder.cleanup()
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._folder)
+        clean_leftovers()
 
     def measure(self, case: Case) -> int:
         """The peak of a client's memory in bytes."""
