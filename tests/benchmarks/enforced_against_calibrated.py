@@ -2,7 +2,7 @@
 
     python tests/benchmarks/enforced_against_calibrated.py [--set KEY=VALUE ...]
 
-On a quiet host; prints the median compute time of each client's tasks under both, their ratio, and how busy others were.
+On a quiet host; prints the median compute time of each client's tasks under both and their ratio.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fleetbed.emulator import host, run
+from fleetbed.emulator import run
 from fleetbed.emulator.watch import Watch
 from fleetbed.profiles.experiment import runs
 from fleetbed.profiles.resolve import load_experiment
@@ -25,8 +25,8 @@ def compute_s(folder: Path) -> dict[tuple[str, str, str], float]:
     """Median compute seconds in device time, by client."""
     with sqlite3.connect(folder / "run.sqlite") as db:
         rows = db.execute(
-            "SELECT name, device, tasks.variant, compute_end_s - compute_start_s FROM tasks JOIN clients USING (client) "
-            "WHERE outcome = 'ok'"
+            "SELECT name, device, tasks.variant, compute_end_s - compute_start_s FROM tasks JOIN clients "
+            "USING (client) WHERE outcome = 'ok'"
         ).fetchall()
     found: dict[tuple[str, str, str], list[float]] = {}
     for name, device, variant, seconds in rows:
@@ -36,7 +36,6 @@ def compute_s(folder: Path) -> dict[tuple[str, str, str], float]:
 
 def main() -> None:
     sets = [part for part in sys.argv[1:] if part != "--set"]
-    meter = host.LoadMeter()
     with tempfile.TemporaryDirectory() as name:
         figures = {}
         for source in ("enforced", "calibrated"):
@@ -51,9 +50,7 @@ def main() -> None:
         ratio = enforced / calibrated
         worst = max(worst, abs(ratio - 1))
         print(f"{key[0]:8}{key[1]:28}{key[2]:12}{enforced:12.3f}{calibrated:14.3f}{ratio:9.4f}")
-    print(
-        f"largest difference {worst:.2%} (bar {BAR:.0%}); others kept {meter.other_cores():.2f} cores busy, ours included"
-    )
+    print(f"largest difference {worst:.2%}, bar {BAR:.0%}")
 
 
 if __name__ == "__main__":
