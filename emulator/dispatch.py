@@ -18,6 +18,9 @@ from fleetbed.emulator.task import Task
 from fleetbed.emulator.timeline import Event, Kind
 from fleetbed.models.work import Work
 
+#: host seconds without an answer, beyond 20 times what was expected, after which a client counts as hung
+HANG_S = 120.0
+
 
 class Dispatcher:
     def __init__(self, layout: Layout, prepared: Prepared, executor: Executor, progress: Progress) -> None:
@@ -72,7 +75,7 @@ class Dispatcher:
                 frames=wire.pack(message),
                 load=who.share,
                 start_s=task.dispatched_s,
-                limit_s=120.0 + 20.0 * expected_s,
+                limit_s=HANG_S + 20.0 * expected_s,
             )
         )
 

@@ -44,6 +44,7 @@ from fleetbed.profiles.experiment import RunConfig
 
 #: a run whose tasks overran their plans by more than this (95th percentile) is labelled degraded
 DEGRADED_OVERRUN = 1.05
+LEAST_ROOM_BYTES = 1 << 20  # with less than this a write to the records may fail
 
 
 def is_unborn(folder: Path) -> bool:
@@ -68,8 +69,8 @@ def start(config: RunConfig, folder: Path, *, search: Sequence[Path], command: s
             f"{folder}: the run's folder cannot be made ({error.strerror}); choose another with --out"
         ) from error
     try:
-        (folder / "partition.json").write_bytes(layout.split.to_json())
-        with _records(folder) as records:
+        with _room(folder), _records(folder) as records:
+            (folder / "partition.json").write_bytes(layout.split.to_json())
             records.set_meta(**_head(config, command), profiles=identity.profiles(layout))
             with _status(records, watch):
                 _Run(layout, folder, records, watch).begin()
@@ -80,7 +81,7 @@ def start(config: RunConfig, folder: Path, *, search: Sequence[Path], command: s
 
 def resume(config: RunConfig, folder: Path, *, search: Sequence[Path], watch: Watch) -> None:
     """Go on with a run that was interrupted or killed, from its newest whole checkpoint."""
-    with _records(folder) as records:
+    with _room(folder), _records(folder) as records:
         identity.check_same(str(folder), "versions", records.meta("versions"), identity.versions())
         identity.check_same(str(folder), "configuration", records.meta("config"), config)
         layout = lay_out(config, search)
@@ -173,18 +174,27 @@ def _records(folder: Path) -> Iterator[Records]:
 
 
 @contextlib.contextmanager
+def _room(folder: Path) -> Iterator[None]:
+    """A full disk is a sentence, not a traceback; the folder cannot say it, for there is no room."""
+    try:
+        yield
+    except (OSError, sqlite3.OperationalError) as error:
+        # SQLite may call a full disk an input/output error
+        no_room = isinstance(error, sqlite3.OperationalError) and shutil.disk_usage(folder).free < LEAST_ROOM_BYTES
+        if no_room or getattr(error, "errno", None) == errno.ENOSPC:
+            raise FleetbedError(
+                f"the disk is full: {error}; free some room and go on with --resume, nothing that was merged is lost"
+            ) from error
+        raise
+
+
+@contextlib.contextmanager
 def _status(records: Records, watch: Watch) -> Iterator[None]:
-    """However the run ends, its folder says so; a full disk is a sentence, not a traceback."""
+    """However the run ends, its folder says so."""
     try:
         yield
     except KeyboardInterrupt:
         records.set_meta(status="interrupted", ended=_now())
-        raise
-    except (OSError, sqlite3.OperationalError) as error:
-        if getattr(error, "errno", None) == errno.ENOSPC or "disk is full" in str(error):
-            raise FleetbedError(
-                f"the disk is full: {error}; free some room and go on with --resume, nothing that was merged is lost"
-            ) from error
         raise
     except FleetbedError as error:
         records.set_meta(status="failed", error=str(error), ended=_now())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import zlib
@@ -39,7 +40,15 @@ def save_bundle(path: Path, bundle: Bundle) -> None:
     tensors = {name: t.detach().cpu().contiguous().clone() for name, t in bundle.tensors.items()}
     values = json.dumps(bundle.values, sort_keys=True)
     about = {"values": values, "crc32": str(_checksum(values, tensors))}
-    write_atomically(path, lambda part: safetensors.torch.save_file(tensors, part, metadata=about))
+
+    def write(part: Path) -> None:
+        try:
+            safetensors.torch.save_file(tensors, part, metadata=about)
+        except SafetensorError as error:  # its text is all that it keeps of the system's error
+            full = f"os error {errno.ENOSPC}" in str(error)
+            raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
+
+    write_atomically(path, write)
 
 
 def load_bundle(path: Path) -> Bundle:
