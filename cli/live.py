@@ -115,7 +115,7 @@ def _view(engine: Engine, evaluations: Evaluations | None, first: tuple[int, flo
             who.spec.name,
             who.spec.kind,
             task.variant,
-            engine.doing(task),
+            task.doing,
             duration(progress.timeline.now_s - task.dispatched_s),
             duration(_planned_end(task)),
         )

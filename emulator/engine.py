@@ -383,14 +383,6 @@ class Engine:
         kept = {number: who.kept for number, who in self.participants.items()}
         self._evaluations.submit(self._method.targets(self.progress.state), kept, when)
 
-    def doing(self, task: Task) -> str:
-        """What a client is at, in device time."""
-        if task.outcome:
-            return "waits for the merge"
-        if task.compute_end_s is not None:
-            return "uploads"
-        return "trains" if task.compute_start_s is not None else "downloads"
-
     # clocks and rows
 
     def _write(self, task: Task) -> None:

@@ -12,6 +12,7 @@ from fleetbed.emulator.algorithm import Algorithm, Client
 from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.context import make_context
 from fleetbed.emulator.data import Dataset, Split, open_dataset, partition, prepare
+from fleetbed.emulator.policies import check_policy
 from fleetbed.emulator.traces import Presence, Rates, load_presence, load_rates
 from fleetbed.models.base import Family
 from fleetbed.models.families import family
@@ -63,6 +64,7 @@ def lay_out(config: RunConfig, search: Sequence[Path]) -> Layout:
     if config.algorithm.variant is not None:
         model.check_variant(config.algorithm.variant)
     _check_assign(experiment.model.assign, model, specs)
+    check_policy(experiment.participation, config.policy, len(specs))
     folder = prepare(experiment.data)
     dataset = open_dataset(folder)
     model.check_input(dataset.spec)

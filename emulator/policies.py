@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from fleetbed.emulator.randomness import numpy_rng
 from fleetbed.profiles.errors import BadInput
-from fleetbed.profiles.experiment import Experiment, Policy
+from fleetbed.profiles.experiment import Experiment, Participation, Policy
 
 
 class Decision(Struct, frozen=True, kw_only=True):
@@ -189,13 +189,8 @@ def make_policy(
     """The policy for these clients, each with how long its work takes."""
     clients, participation = len(planned_s), experiment.participation
     size = max(1, int(clients * participation.ratio))
-    _check_sizes(policy, clients)
+    check_policy(participation, policy, clients)
     if policy.kind in ("async", "buffered"):
-        if participation.selection == "tier":
-            raise BadInput(
-                f"participation.selection: tier draws a round from one tier, but {policy.kind} has no rounds; "
-                "use uniform or available"
-            )
         buffer = 1 if policy.kind == "async" else (policy.buffer or 1)
         concurrency = min(clients, policy.concurrency or size)
         return Stream(policy, seed, size, buffer, concurrency)
@@ -213,7 +208,13 @@ def tiers_of(planned_s: Mapping[int, float], count: int) -> list[list[int]]:
     return [ordered[start:stop] for start, stop in pairwise(cuts)]
 
 
-def _check_sizes(policy: Policy, clients: int) -> None:
+def check_policy(participation: Participation, policy: Policy, clients: int) -> None:
+    """Refuse what cannot work with so many clients."""
+    if participation.selection == "tier" and policy.kind in ("async", "buffered"):
+        raise BadInput(
+            f"participation.selection: tier draws a round from one tier, but {policy.kind} has no rounds; "
+            "use uniform or available"
+        )
     for key, value in (("invite", policy.invite), ("buffer", policy.buffer)):
         if value is not None and value > clients:
             why = "it would never be full" if key == "buffer" else "there are no more to invite"

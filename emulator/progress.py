@@ -69,7 +69,9 @@ def _check_deadline(layout: Layout, prepared: Fresh) -> None:
         work = prepared.method.work(prepared.state, who.client, stage)
         plan = prepared.planner.plan(who.spec.device, who.client.variant, work, 0)
         compute_s = plan.step_s if config.policy.partial else plan.total_s
-        size_bytes = wire.size_of(wire.pack(prepared.method.send(prepared.state, who.client, stage, 0)))
+        message = prepared.method.send(prepared.state, who.client, stage, 0)
+        # what a trace allows is not known beforehand, so then only the latency counts
+        size_bytes = wire.size_of(wire.pack(message)) if layout.rates is None else 0
         down_s = transfer_s(who.spec.link, layout.server_link, size_bytes, up=False)
         shortest[number] = down_s + compute_s + transfer_s(who.spec.link, layout.server_link, 0, up=True)
     fastest = min(shortest, key=lambda number: shortest[number])

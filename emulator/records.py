@@ -148,13 +148,14 @@ class Records:
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         return self._db.execute(query).fetchall()
 
-    def rewind(self, version: int, next_task: int, under_way: Iterable[int]) -> None:
+    def rewind(self, version: int, next_task: int, under_way: Iterable[int], device_s: float) -> None:
         """Take back what was written after a checkpoint: it will happen again, its own evaluation too."""
         again = [(task,) for task in under_way]
         self._db.execute("BEGIN IMMEDIATE")
         self._db.execute("DELETE FROM rounds WHERE version > ?", (version,))
         self._db.execute("DELETE FROM metrics WHERE version > ?", (version,))
         self._db.execute("DELETE FROM evaluations WHERE version >= ?", (version,))
+        self._db.execute("DELETE FROM notices WHERE device_s > ?", (device_s,))
         self._db.execute("DELETE FROM tasks WHERE task >= ?", (next_task,))
         self._db.executemany("DELETE FROM tasks WHERE task = ?", again)
         self._db.execute("COMMIT")

@@ -117,7 +117,8 @@ class _Run:
         stored, progress, problems = self._checkpoints.load()
         for problem in problems:
             self._watch.say(f"{problem}; going on from the checkpoint before it")
-        self._records.rewind(stored.version, stored.next_task, [task.number for task in stored.tasks])
+        under_way = [task.number for task in stored.tasks]
+        self._records.rewind(stored.version, stored.next_task, under_way, progress.timeline.now_s)
         self._watch.say(f"going on after merge {stored.version}, {progress.timeline.now_s:.1f} s of device time")
         with contextlib.closing(Fleet(self._layout, self._folder, self._watch.tick)) as fleet:
             prepared = prepare_again(

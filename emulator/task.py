@@ -61,6 +61,15 @@ class Task(Struct, kw_only=True):
         self.steps, self.samples = answer.steps, answer.samples
         self.loss = answer.metrics.get("loss")
 
+    @property
+    def doing(self) -> str:
+        """What its client is at, in device time."""
+        if self.outcome:
+            return "waits for the merge"
+        if self.compute_end_s is not None:
+            return "uploads"
+        return "trains" if self.compute_start_s is not None else "downloads"
+
     def joules(self, device: Device) -> float | None:
         """Modelled from the profile's watts: load while computing, idle while transferring; None without figures."""
         load_w, idle_w = device.power.load_w, device.power.idle_w

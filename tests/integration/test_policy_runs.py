@@ -164,7 +164,10 @@ def test_stays_that_are_too_short_for_a_task_end_the_run(go: Start, tmp_path: Pa
     [
         ("availability={kind: on-off, mean_on_s: 0.5, mean_off_s: 0.3}", "policies=[{kind: async}]"),
         pytest.param(
-            ("availability={kind: charging, battery_wh: 1.0e-6, charge_w: 0.01, day_s: 0.5}", "policies=[{kind: sync}]"),
+            (
+                "availability={kind: charging, battery_wh: 1.0e-6, charge_w: 0.01, day_s: 0.5}",
+                "policies=[{kind: sync}]",
+            ),
             marks=pytest.mark.slow,
         ),
     ],

@@ -18,6 +18,9 @@ from small_runs import TINIER as TINY
 from small_runs import query
 
 from fleetbed.emulator import identity
+from fleetbed.emulator.calibration import Calibration, HostRate, Store, host_fingerprint
+from fleetbed.emulator.engine import Engine
+from fleetbed.emulator.evaluation import Evaluations
 from fleetbed.emulator.study import resume_study, start_study
 from fleetbed.emulator.watch import Watch
 from fleetbed.profiles.errors import BadInput
@@ -262,6 +265,32 @@ def test_a_study_that_somebody_works_on_is_left_alone(tmp_path: Path) -> None:
     watch = Intruder()
     study(tmp_path / "s", "processes=inline", "rounds=1", watch=watch)
     assert watch.refused > 0
+
+
+@pytest.mark.slow
+def test_an_enforced_run_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its durations are measured anew, so only what was merged before is the same."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rate = HostRate(alone_gflops=50.0, busy_gflops=40.0, cores=2, alone_spread=0.0, busy_spread=0.0, other_cores=0.0)
+    Store().save(Calibration(host_fingerprint(), "2020-01-01", rate))
+    sets = (*ASYNC, "timing.source=enforced")
+
+    class AfterFive(Watch):
+        def start(self, engine: Engine, evaluations: Evaluations) -> None:
+            self.engine = engine
+
+        def tick(self) -> None:
+            if hasattr(self, "engine") and self.engine.progress.version >= 5:
+                raise Stopped
+
+    with pytest.raises(Stopped):
+        study(tmp_path / "s", *sets, watch=AfterFive())
+    before = "SELECT task, client, uploaded_s, merged_version FROM tasks WHERE merged_version <= 5 ORDER BY task"
+    merged = query(tmp_path / "s" / "heteroavg-async-1", before)
+    (folder,) = resume_study(tmp_path / "s", Watch())
+    assert query(folder, before) == merged
+    assert query(folder, "SELECT max(version), max(round), count(*) FROM rounds") == [(16, 2, 16)]
+    assert query(folder, "SELECT count(*) FROM tasks WHERE outcome NOT IN ('ok', 'late')") == [(0,)]
 
 
 @pytest.mark.slow
