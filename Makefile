@@ -17,7 +17,7 @@ demo: $(INSTALLED) ## a first look: the fleet, and who has which data
 	$(BIN)/fleetbed data partition demo --out out/demo
 
 test: $(INSTALLED) ## the quick tests; `.ci/run` runs all there are
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(INSTALLED) ## style and format
 	$(BIN)/ruff check
