@@ -16,6 +16,9 @@ from fleetbed.emulator.randomness import numpy_rng
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Experiment
 
+#: a change that is this near has happened: else rounding could put it off for ever
+ROUNDING_S = 1e-6
+
 
 class Presence(Struct, frozen=True):
     """When each client is there: (from, to) in order, none touching the next."""
@@ -34,7 +37,9 @@ class Bandwidth(Struct, frozen=True):
     def at(self, time_s: float) -> tuple[float, float]:
         """The rate at this moment, and how long it holds. It repeats."""
         inside = time_s % self.end_s
-        position = bisect_right(self.times_s, inside) - 1
+        if inside + ROUNDING_S >= self.end_s:
+            inside = 0.0
+        position = bisect_right(self.times_s, inside + ROUNDING_S) - 1
         until = self.times_s[position + 1] if position + 1 < len(self.times_s) else self.end_s
         return self.rates_bit_s[position], until - inside
 

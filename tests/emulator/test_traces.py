@@ -36,6 +36,16 @@ def test_a_bandwidth_holds_until_the_next_line_and_starts_over_after_the_last(tm
     assert trace.at(3.0) == (4e6, 1.0)  # the last line only says when it ends
 
 
+def test_every_change_is_reached_in_as_many_steps_as_there_are_lines(tmp_path: Path) -> None:
+    trace = read_bandwidth(file(tmp_path, "0\t1\n0.549999952316\t2\n0.879999876022\t3\n1.7\t1\n"))
+    now_s = 12345.678
+    for _ in range(3 * 1000):
+        _, lasts_s = trace.at(now_s)
+        assert now_s + lasts_s > now_s
+        now_s += lasts_s
+    assert now_s == pytest.approx(12345.678 + 1000 * 1.7, abs=1.0)
+
+
 def test_clients_take_the_files_of_a_folder_in_turn_each_from_a_place_of_its_own(tmp_path: Path) -> None:
     for name, rate in (("a", 1), ("b", 2)):
         (tmp_path / name).write_text(f"0\t{rate}\n100\t{rate}\n")
