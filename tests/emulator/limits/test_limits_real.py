@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -89,9 +90,11 @@ def test_a_child_meters_itself_and_starts_its_peak_anew() -> None:
 
         def meter() -> None:
             group.join()
-            eaten = bytearray(b"x" * 2**20) * 8
+            eaten = mmap.mmap(-1, 8 * 2**20)  # not by malloc, which may keep what is given back
+            for _ in range(8):
+                eaten.write(bytes(2**20))
             before = group.usage()
-            del eaten
+            eaten.close()
             possible = group.reset_peak()
             after = group.usage()
             low, high = 8 * 2**20, CAP
