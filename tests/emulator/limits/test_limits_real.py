@@ -90,7 +90,8 @@ def test_a_child_meters_itself_and_starts_its_peak_anew() -> None:
 
         def meter() -> None:
             group.join()
-            eaten = mmap.mmap(-1, 8 * 2**20)  # not by malloc, which may keep what is given back
+            # not by malloc, which may keep what is given back
+            eaten = mmap.mmap(-1, 8 * 2**20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             for _ in range(8):
                 eaten.write(bytes(2**20))
             before = group.usage()
