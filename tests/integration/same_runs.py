@@ -43,6 +43,11 @@ def results(folder: Path) -> dict[str, Any]:
     return {"weights": weights(folder), **found}
 
 
+def failures(folder: Path) -> list[tuple[Any, ...]]:
+    """Tasks whose process failed, with what is known of it: where there is none, the host had no part in the results."""
+    return query(folder, "SELECT task, client, outcome, detail FROM tasks WHERE outcome IN ('oom', 'crash', 'hang')")
+
+
 def traces_of(pid: int) -> list[str]:
     """What a run whose broker had this pid has left: processes of its group, cgroups, socket folders."""
     cgroups = [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/fleetbed-????????-{pid}-*")]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from same_runs import ROUNDS, TASKS, results, weights
+from same_runs import ROUNDS, TASKS, failures, results, weights
 from small_runs import TINIER, query
 
 from fleetbed.emulator.broker import Broker
@@ -29,7 +29,9 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
 
     def start(name: str, *sets: str) -> Path:
         experiment = load_experiment("demo", (), (*TINIER, "participation.ratio=0.5", *sets))
-        return start_study(experiment, tmp_path / name, search=(), command="", watch=Watch())[0]
+        folder = start_study(experiment, tmp_path / name, search=(), command="", watch=Watch())[0]
+        assert failures(folder) == []  # first, for it would explain every difference
+        return folder
 
     return start
 
