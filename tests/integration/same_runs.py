@@ -44,7 +44,7 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 def failures(folder: Path) -> list[tuple[Any, ...]]:
-    """Tasks whose process failed, with what is known of it: where there is none, the host had no part in the results."""
+    """Tasks whose process failed, with what is known of it; without any, the host had no part in the results."""
     return query(folder, "SELECT task, client, outcome, detail FROM tasks WHERE outcome IN ('oom', 'crash', 'hang')")
 
 
