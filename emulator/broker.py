@@ -24,6 +24,7 @@ from fleetbed.emulator.worker import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
 from fleetbed.profiles.errors import FleetbedError
 
 TICK_S = 0.25
+EXIT_S = 5.0  # how long the end of a dead worker's connection is waited for
 MOST_AT_ONCE = 1000  # messages handled before anything else gets its turn
 
 
@@ -36,8 +37,11 @@ class Worker:
     plan: LimitPlan
     alive: bool = False
     leaving: bool = False  # killed, or done with its one task; it takes no order until its end was reported
+    greeted: bool = False  # it has said hello: it is inside its limits
     socket: int | None = None  # the connection's file descriptor, by which its loss is reported
     identity: bytes = b""
+    exit: Exited | None = None  # reported by the zygote, not settled yet
+    exit_s: float = 0.0
     order: Order | None = None
     sent_s: float | None = None
 
@@ -94,7 +98,7 @@ class Broker:
         """Start these workers now and wait until each has said hello."""
         for name in names:
             self._spawn(self._workers[name])
-        while any(self._workers[name].socket is None for name in names):
+        while not all(self._workers[name].greeted for name in names):
             self._pump(TICK_S)
 
     def running(self) -> list[Order]:
@@ -144,7 +148,7 @@ class Broker:
             worker.order, worker.sent_s = order, None
             if not worker.alive:
                 self._spawn(worker)
-            elif worker.socket is not None:
+            elif worker.greeted:
                 self._send(worker)
 
     def _worker_for(self, order: Order) -> Worker | None:
@@ -155,7 +159,7 @@ class Broker:
         return next((w for w in candidates if w.order is None and not w.leaving), None)
 
     def _spawn(self, worker: Worker) -> None:
-        worker.alive, worker.leaving, worker.socket = True, False, None
+        worker.alive, worker.greeted, worker.leaving, worker.socket = True, False, False, None
         worker.identity = f"{worker.name}-{secrets.token_hex(8)}".encode()
         one_task = self._one_task and not worker.name.startswith(SERVICE)
         self._launcher.tell(
@@ -191,6 +195,8 @@ class Broker:
             self._on_zygote()
         now_s = time.monotonic()
         for worker in self._workers.values():
+            if worker.exit is not None and now_s > worker.exit_s + EXIT_S:
+                self._settle(worker)
             order = worker.order
             if order is not None and worker.sent_s is not None and now_s > worker.sent_s + order.limit_s:
                 self._end(worker, "hang", f"no answer within {order.limit_s:.0f} s")
@@ -217,14 +223,14 @@ class Broker:
     def _on_message(self, worker: Worker, frames: list[zmq.Frame]) -> None:
         if not frames:
             raise wire.WireError("an empty message")
-        if worker.socket is None:
+        if not worker.greeted:
             hello = wire.parse_control(from_worker, frames[0])
             if not isinstance(hello, Hello):
                 raise wire.WireError(f"{type(hello).__name__} before hello")
             # the kernel gives descriptors out again: the end of whoever had this one before must be heard first, and
             # it has been said, for it came before this connection was accepted
             self._drain_monitor()
-            worker.socket = frames[0].get(zmq.SRCFD)
+            worker.greeted, worker.socket = True, frames[0].get(zmq.SRCFD)
             self.caps[worker.name] = hello.caps
             if worker.order is not None:
                 self._send(worker)
@@ -246,26 +252,38 @@ class Broker:
             for worker in self._workers.values():
                 if worker.socket == descriptor:
                     worker.socket = None
-                    if worker.alive:
+                    if worker.exit is not None:
+                        self._settle(worker)
+                    elif worker.alive:
                         self._kill(worker)
 
     def _on_zygote(self) -> None:
         message = self._launcher.hear()
         if isinstance(message, Exited):
             worker = self._workers[message.worker]
-            worker.alive, worker.leaving, worker.socket = False, False, None
-            if message.oom:
-                self._end(worker, "oom", "killed by the kernel at its memory cap")
-            elif message.ordered:
-                self._end(worker, "hang", "its heartbeats stopped")
-            else:
-                how = f"signal {-message.status}" if message.status < 0 else f"exit status {message.status}"
-                self._end(worker, "crash", f"ended by {how}")
+            worker.exit, worker.exit_s, worker.leaving = message, time.monotonic(), True
+            if worker.socket is None:
+                self._settle(worker)
         elif isinstance(message, Ready):
             self._configured = True
         else:
             who = "the clients" if message.worker is None else message.worker
             raise FleetbedError(f"{who} cannot be started: {message.text}")
+
+    def _settle(self, worker: Worker) -> None:
+        """Decide what a worker's end means, once its connection has ended too: its last answer may still be on its way,
+        for the zygote's word can overtake it, but the end of the connection cannot."""
+        self._drain_router()
+        exit_, worker.exit = worker.exit, None
+        assert exit_ is not None
+        worker.alive, worker.leaving, worker.socket = False, False, None
+        if exit_.oom:
+            self._end(worker, "oom", "killed by the kernel at its memory cap")
+        elif exit_.ordered:
+            self._end(worker, "hang", "its heartbeats stopped")
+        else:
+            how = f"signal {-exit_.status}" if exit_.status < 0 else f"exit status {exit_.status}"
+            self._end(worker, "crash", f"ended by {how}")
 
     def _end(self, worker: Worker, kind: Literal["oom", "crash", "hang"], detail: str) -> None:
         if worker.order is not None:
