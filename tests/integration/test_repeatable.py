@@ -88,6 +88,7 @@ def test_another_seed_is_another_run(go: Start) -> None:
     assert query(first, TASKS) != query(second, TASKS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
     [

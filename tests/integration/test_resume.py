@@ -118,6 +118,7 @@ def test_it_ends_the_same_wherever_it_was_stopped(tmp_path: Path, sets: tuple[st
     assert not list(folder.rglob("*.part"))
 
 
+@pytest.mark.slow
 def test_it_survives_kill_9_while_it_works_and_while_it_writes_a_checkpoint(tmp_path: Path) -> None:
     whole = results(study(tmp_path / "whole", *SYNC, "processes=inline"))
     folder = tmp_path / "killed"
