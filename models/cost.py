@@ -29,12 +29,7 @@ from fleetbed.profiles.experiment import Optimizer
 
 #: what a process costs that trains next to nothing: pages of Python and torch that it writes to, thread stacks,
 #: ZeroMQ, kernels compiled at run time. `fleetbed models check-memory` shows how far off it is.
-PROCESS_BYTES = 17 << 20
-#: what comes and goes in every step leaves holes in glibc's heap, which is given back to the kernel only from its end.
-#: This part of it is added, as fitted to measurements; with every block mapped by itself it would be 0, but training
-#: would then take up to half as long again, for the kernel clears each page of each block.
-HOLES = 0.42
-COMES_AND_GOES = ("batch", "activations", "gradients")
+PROCESS_BYTES = 16 << 20
 #: an elementwise pass multiplies and adds once per parameter
 PARAMETER_PASS_FLOPS = 2.0
 
@@ -86,15 +81,16 @@ def _rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimiz
         shapes["intermediate"] = _cut_shape(outline, spec)
     flops = FlopCounterMode(display=False, custom_mapping=TRAINING_RULES)
     with FakeTensorMode(), flops, Ledger() as ledger:
-        ledger.hold("process", PROCESS_BYTES)
-        ledger.hold("held", work.held_models * state_bytes + work.held_values * FLOAT_BYTES)
-        with ledger.role("model"):
+        ledger.keep("process", PROCESS_BYTES)
+        ledger.keep("model", sum(_bytes(tensor) for tensor in (*outline.parameters(), *outline.buffers())))
+        ledger.keep("held", work.held_models * state_bytes + work.held_values * FLOAT_BYTES)
+        with ledger.role(None):
             net = outline._apply(lambda t: torch.empty(t.shape, dtype=t.dtype)).train()  # type: ignore[no-untyped-call]
         trained = [p for p in net.parameters() if p.requires_grad]
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(lambda p: ledger.rebook(p.grad, "gradients"))
         if work.steps:
-            ledger.hold("optimizer", _kept_copies(optimizer) * sum(_bytes(p) for p in trained))
+            ledger.keep("optimizer", _kept_copies(optimizer) * sum(_bytes(p) for p in trained))
             for each in (Pass("train", "all", work.batch), *work.each_step):
                 _pass(net, each, _input(spec, shapes, each, ledger))
             ledger.scratch(_update_copies(optimizer) * max(_bytes(p) for p in trained))
@@ -107,10 +103,8 @@ def _rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimiz
             x = _input(spec, shapes, replace(each, samples=samples), ledger)
             _pass(net, each, x)
             once_flops += (flops.get_total_flops() - before) * each.samples / len(x)
-    memory = {role: size for role, size in ledger.at_peak.items() if size}
-    memory["allocator"] = round(HOLES * sum(memory.get(role, 0) for role in COMES_AND_GOES))
     return _Rehearsal(
-        memory=memory,
+        memory={role: size for role, size in ledger.at_peak.items() if size},
         step_flops=step_flops,
         once_flops=once_flops,
         parameters=sum(p.numel() for p in trained),

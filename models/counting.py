@@ -26,20 +26,31 @@ FLOAT_BYTES = 4
 #: oneDNN keeps channels in blocks of 16 where the CPU has AVX-512, and pads to them; fewer elsewhere. One figure for
 #: all hosts, so that a prediction does not depend on where it is made.
 CHANNEL_BLOCK = 16
+#: glibc maps large blocks one by one and gives them back when they are freed; smaller ones share its heap. Its border
+#: moves between 128 KiB and 32 MiB with what was freed before, so a figure in between stands for it.
+MAPPED_BYTES = 16 << 20
+#: the part by which a heap of blocks that come and go in every step is larger than what was ever in it; measured
+HOLES = 0.5
 
 
 class Ledger(TorchDispatchMode):
-    """The bytes alive by role, and the roles at the moment when their sum was largest."""
+    """The bytes alive by role, and what the process held by role at the moment when that was most.
+
+    What is mapped by itself goes when it is freed. The heap of smaller blocks stays as large as it once was, and
+    larger than what was in it, for it is full of holes: both are booked under `allocator`.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live: Counter[str] = Counter()
         self.at_peak: Counter[str] = Counter()
         self._role: str | None = "activations"
-        self._at_peak_numbers: set[int] = set()
-        self._known: dict[int, int] = {}  # address of a living storage -> its number
-        self._roles: dict[int, tuple[str, int]] = {}  # number -> role, bytes
+        self._heap = 0
+        self._heap_peak = 0
         self._numbers = itertools.count()
+        self._known: dict[int, int] = {}  # address of a living storage -> its number
+        self._entries: dict[int, tuple[str, int]] = {}  # number -> role, bytes
+        self._entries_at_peak: set[int] = set()
 
     @property
     def peak(self) -> int:
@@ -54,23 +65,26 @@ class Ledger(TorchDispatchMode):
         finally:
             self._role = before
 
-    def hold(self, role: str, size: int) -> None:
-        """Book bytes that stay, without a tensor."""
+    def keep(self, role: str, size: int) -> None:
+        """Book bytes that stay to the end, without a tensor; they leave no holes."""
         self.live[role] += size
         self.scratch(0)
 
     def scratch(self, size: int) -> None:
         """Book bytes that are needed for a moment, on top of what is alive."""
-        if self.live.total() + size > self.peak:
-            self.at_peak = self.live + Counter(workspace=size)
-            self._at_peak_numbers = set(self._roles)
+        heap = self._heap + _in_heap(size)
+        self._heap_peak = max(self._heap_peak, heap)
+        allocator = round((1 + HOLES) * self._heap_peak) - heap
+        if self.live.total() + size + allocator > self.peak:
+            self.at_peak = self.live + Counter(workspace=size, allocator=allocator)
+            self._entries_at_peak = set(self._entries)
 
     def rebook(self, tensor: Tensor, role: str) -> None:
         """Move a tensor to another role: a gradient is known as one only once it is accumulated."""
         number = self._known[tensor.untyped_storage()._cdata]
-        before, size = self._roles[number]
-        self._roles[number] = (role, size)
-        for book in (self.live, self.at_peak) if number in self._at_peak_numbers else (self.live,):
+        before, size = self._entries[number]
+        self._entries[number] = (role, size)
+        for book in (self.live, self.at_peak) if number in self._entries_at_peak else (self.live,):
             book[before] -= size
             book[role] += size
 
@@ -97,14 +111,20 @@ class Ledger(TorchDispatchMode):
         role, size = (self._role, size) if self._role else ("uncounted", 0)
         number = next(self._numbers)
         self._known[address] = number
-        self._roles[number] = (role, size)
+        self._entries[number] = (role, size)
         self.live[role] += size
+        self._heap += _in_heap(size)
         weakref.finalize(storage, self._drop, address, number)
 
     def _drop(self, address: int, number: int) -> None:
-        role, size = self._roles.pop(number)
+        role, size = self._entries.pop(number)
         self.live[role] -= size
+        self._heap -= _in_heap(size)
         del self._known[address]
+
+
+def _in_heap(size: int) -> int:
+    return size if size < MAPPED_BYTES else 0
 
 
 def scratch_bytes(func: Any, args: tuple[Any, ...], out: Any) -> int:
