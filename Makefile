@@ -12,9 +12,9 @@ PACKAGES := profiles models emulator analysis cli
 help: ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
 
-demo: $(INSTALLED) ## a first look: the fleet, and who has which data
-	$(BIN)/fleetbed profiles show demo --kind fleet
-	$(BIN)/fleetbed data partition demo --out out/demo
+demo: $(INSTALLED) ## run a small real fleet under two methods, and report on it
+	$(BIN)/fleetbed doctor
+	folder=$$($(BIN)/fleetbed run demo) && $(BIN)/fleetbed report $$folder --out $$folder/report.html
 
 test: $(INSTALLED) ## the quick tests; `.ci/run` runs all there are
 	$(BIN)/python -m pytest -n auto --dist worksteal
