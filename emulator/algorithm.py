@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.optimizers import Stepper
 from fleetbed.models.base import Family, InputSpec, Net
 from fleetbed.models.work import Work
 from fleetbed.profiles.experiment import PolicyKind, Training
@@ -107,7 +108,7 @@ class Job(Protocol):
         """The client's variant with a copy of these tensors, in training mode."""
         ...
 
-    def optimizer(self, model: Net) -> torch.optim.Optimizer: ...
+    def optimizer(self, model: Net) -> Stepper: ...
 
     def seed(self, purpose: str) -> int: ...
 

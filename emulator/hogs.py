@@ -25,6 +25,7 @@ from torch import nn
 
 from fleetbed.emulator import host
 from fleetbed.emulator.limits import Group, LimitPlan, Limits, best_limits
+from fleetbed.emulator.optimizers import SGD
 from fleetbed.emulator.pacing import Pacer, capacity, ceiling_cores, share
 from fleetbed.emulator.verify import Finding, Knob, Order, Subject
 from fleetbed.profiles.errors import FleetbedError
@@ -99,7 +100,7 @@ def training_step() -> Callable[[], None]:
         nn.Flatten(),
         nn.Linear(32 * 49, 10),
     )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    optimizer = SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=0.0)
     x, y = torch.rand(16, 1, 28, 28), torch.randint(10, (16,))
 
     def step() -> None:

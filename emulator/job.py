@@ -12,10 +12,10 @@ from torch import Tensor
 from fleetbed.emulator.algorithm import Client, Context
 from fleetbed.emulator.bundle import Bundle
 from fleetbed.emulator.data import Dataset
+from fleetbed.emulator.optimizers import Stepper, make_optimizer
 from fleetbed.emulator.randomness import derive, numpy_rng, torch_rng
 from fleetbed.emulator.schedule import batch_of
 from fleetbed.models.base import Family, InputSpec, Net
-from fleetbed.profiles.experiment import Optimizer
 
 
 class StepPacer(Protocol):
@@ -102,7 +102,7 @@ class LocalJob:
             loaded_model(self.context.family, self.client.variant, self.context.spec, tensors).to(self._device).train()
         )
 
-    def optimizer(self, model: Net) -> torch.optim.Optimizer:
+    def optimizer(self, model: Net) -> Stepper:
         return make_optimizer(self.context.training.optimizer, model)
 
     def seed(self, purpose: str) -> int:
@@ -121,10 +121,3 @@ def loaded_model(family: Family, variant: str, spec: InputSpec, tensors: dict[st
     # a copy: received tensors are views of the message, and methods compare with them after training
     net.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, strict=True, assign=True)
     return net
-
-
-def make_optimizer(choice: Optimizer, model: Net) -> torch.optim.Optimizer:
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if choice.name == "adam":
-        return torch.optim.Adam(parameters, lr=choice.lr, weight_decay=choice.weight_decay)
-    return torch.optim.SGD(parameters, lr=choice.lr, momentum=choice.momentum, weight_decay=choice.weight_decay)

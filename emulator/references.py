@@ -31,7 +31,8 @@ class References:
         self._store = store
         self._executor = executor
         # all that the time of a pass depends on beside the pass itself
-        about = msgspec.json.encode([model.family, model.options, spec, optimizer.name, bool(optimizer.momentum)])
+        update = f"fused {optimizer.name}"
+        about = msgspec.json.encode([model.family, model.options, spec, update, bool(optimizer.momentum)])
         self._prefix = f"{model.family}-{hashlib.blake2b(about, digest_size=6).hexdigest()}"
         self._measured = 0
 

@@ -18,8 +18,9 @@ from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.bundle import Bundle
 from fleetbed.emulator.context import make_context
 from fleetbed.emulator.data import Dataset, Split, open_dataset
-from fleetbed.emulator.job import LocalJob, StepPacer, loaded_model, make_optimizer
+from fleetbed.emulator.job import LocalJob, StepPacer, loaded_model
 from fleetbed.emulator.messages import Evaluate, Evaluated, Measure, Measured, Setup, Train
+from fleetbed.emulator.optimizers import make_optimizer
 from fleetbed.emulator.randomness import derive
 from fleetbed.emulator.storage import load_bundle, save_bundle
 from fleetbed.emulator.targets import target_tensors

@@ -23,9 +23,6 @@ from typing import NoReturn
 import msgspec
 import setproctitle
 
-# an optimiser imports it when it is made: here it is shared, in a client it costs a second and 96 MB of its own
-import torch._dynamo  # noqa: F401
-
 from fleetbed.emulator.limits import Group, Limits, best_limits
 from fleetbed.emulator.messages import (
     Configure,

@@ -93,7 +93,6 @@ def _rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimiz
             ledger.keep("optimizer", _kept_copies(optimizer) * sum(_bytes(p) for p in trained))
             for each in (Pass("train", "all", work.batch), *work.each_step):
                 _pass(net, each, _input(spec, shapes, each, ledger))
-            ledger.scratch(_update_copies(optimizer) * max(_bytes(p) for p in trained))
         step_flops = flops.get_total_flops()
         once_flops = 0.0
         for each in work.once:
@@ -142,11 +141,6 @@ def _kept_copies(optimizer: Optimizer) -> int:
     if optimizer.name == "adam":
         return 2
     return 1 if optimizer.momentum else 0
-
-
-def _update_copies(optimizer: Optimizer) -> int:
-    """Copies of one parameter that live while it is updated: Adam's denominator in two steps, a decayed gradient."""
-    return (2 if optimizer.name == "adam" else 0) + (1 if optimizer.weight_decay else 0)
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -16,6 +16,7 @@ from fleetbed.emulator.algorithm import Client, Context, Job
 from fleetbed.emulator.algorithms._features import cut_shapes
 from fleetbed.emulator.algorithms._local import Step, foreign_batch
 from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.optimizers import Stepper
 from fleetbed.emulator.randomness import derive
 from fleetbed.emulator.schedule import batch_of, steps_of
 from fleetbed.models.base import Net, Tensors
@@ -116,7 +117,7 @@ def step(job: Job, model: Net, eta: float, rad: Tensor, reference: Tensor, param
     epoch = max(1, job.client.samples // batch_of(job.client.samples, job.context.training.batch))
     done = 0
 
-    def one_step(optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
+    def one_step(optimizer: Stepper, x: Tensor, y: Tensor) -> Tensor:
         nonlocal done
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x), y)

@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 from fleetbed.emulator.algorithm import Context, Job, Target
 from fleetbed.emulator.bundle import Bundle, prefixed
+from fleetbed.emulator.optimizers import Stepper
 from fleetbed.models.base import Net, Tensors
 from fleetbed.profiles.experiment import Optimizer
 
-Step = Callable[[torch.optim.Optimizer, Tensor, Tensor], Tensor]
+Step = Callable[[Stepper, Tensor, Tensor], Tensor]
 #: where a client keeps its own model and the state of its optimiser
 MODEL, OPTIMIZER = "model/", "optimizer/"
 
@@ -24,7 +25,7 @@ def train(
     model: Net,
     step: Step,
     *,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Stepper | None = None,
     steps: int | None = None,
     batch: int | None = None,
 ) -> dict[str, float]:
@@ -37,7 +38,7 @@ def train(
 def cross_entropy_step(model: Net, regularise: Callable[[], None] = lambda: None) -> Step:
     """One step of plain local training; `regularise` adds to the gradients before the optimiser uses them."""
 
-    def step(optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
+    def step(optimizer: Stepper, x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x), y)
         loss.backward()
@@ -86,7 +87,7 @@ def own_tensors(job: Job) -> Tensors:
     return job.kept.under(MODEL) if job.kept is not None else job.context.initial(job.client.variant)
 
 
-def keep_model(model: Net, optimizer: torch.optim.Optimizer | None = None) -> Bundle:
+def keep_model(model: Net, optimizer: Stepper | None = None) -> Bundle:
     """What a client keeps: its model, and its optimiser's state where that lives on between tasks."""
     tensors = prefixed(MODEL, dict(model.state_dict()))
     if optimizer is not None:
@@ -96,7 +97,7 @@ def keep_model(model: Net, optimizer: torch.optim.Optimizer | None = None) -> Bu
     return Bundle(tensors)
 
 
-def own_optimizer(job: Job, model: Net) -> torch.optim.Optimizer:
+def own_optimizer(job: Job, model: Net) -> Stepper:
     """The client's optimiser as its last task left it."""
     optimizer = job.optimizer(model)
     if job.kept is not None:

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from fleetbed.emulator.algorithm import Algorithm, Arrival, Client, Job, Merged, Reply, Target
 from fleetbed.emulator.algorithms._local import keep_model, kept_models, own_optimizer, own_targets, own_tensors, train
 from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.optimizers import Stepper
 from fleetbed.emulator.schedule import batch_of
 from fleetbed.models.work import Work
 from fleetbed.profiles.types import Count, NonNegative
@@ -80,7 +81,7 @@ class Method(Algorithm):
         if received:
             targets[received["class"].long()] = received["logits"]
 
-        def step(optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
+        def step(optimizer: Stepper, x: Tensor, y: Tensor) -> Tensor:
             optimizer.zero_grad()
             z = model(x)
             loss = entropy = F.cross_entropy(z, y)

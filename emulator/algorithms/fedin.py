@@ -33,6 +33,7 @@ from fleetbed.emulator.algorithms._features import check_cuts, cut_shapes, draw_
 from fleetbed.emulator.algorithms._local import Step, foreign_batch, proximal
 from fleetbed.emulator.algorithms._proximal import Proximal
 from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.optimizers import Stepper
 from fleetbed.emulator.randomness import torch_rng
 from fleetbed.models.base import Net, Tensors
 from fleetbed.models.work import Pass, Work
@@ -115,7 +116,7 @@ class Method(Proximal):
                 s_out = model.intermediate(received[IN].to(w_in[0].device))
             return F.mse_loss(s_out, received[OUT].to(s_out.device))
 
-        def step(optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
+        def step(optimizer: Stepper, x: Tensor, y: Tensor) -> Tensor:
             optimizer.zero_grad()
             s_out = model.intermediate(noisy(model.extract(x), noise, rng))
             loss = F.cross_entropy(model.classify(noisy(s_out, noise, rng)), y)

@@ -8,7 +8,8 @@ import torch
 
 from fleetbed.emulator.algorithm import Client, Context
 from fleetbed.emulator.bundle import Bundle
-from fleetbed.emulator.job import LocalJob, loaded_model, make_optimizer
+from fleetbed.emulator.job import LocalJob, loaded_model
+from fleetbed.emulator.optimizers import make_optimizer
 from fleetbed.emulator.schedule import batch_of, steps_of
 from fleetbed.models.base import InputSpec
 from fleetbed.models.families import family

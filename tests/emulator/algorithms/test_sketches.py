@@ -14,6 +14,7 @@ from fleetbed.emulator.algorithm import Algorithm, Arrival, Client, Job, Merged,
 from fleetbed.emulator.algorithms._averaging import Averaging
 from fleetbed.emulator.algorithms._local import cross_entropy_step, keep_model, own_targets, own_tensors, train
 from fleetbed.emulator.bundle import Bundle, prefixed
+from fleetbed.emulator.optimizers import Stepper
 from fleetbed.emulator.randomness import derive
 from fleetbed.emulator.schedule import steps_of
 from fleetbed.models.base import Net
@@ -47,7 +48,7 @@ class Scaffold(Averaging):
         c_i = job.kept.tensors if job.kept is not None else {n: torch.zeros_like(t) for n, t in c.items()}
         plain = cross_entropy_step(model)
 
-        def step(optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
+        def step(optimizer: Stepper, x: Tensor, y: Tensor) -> Tensor:
             loss = plain(optimizer, x, y)
             with torch.no_grad():
                 for n, p in model.named_parameters():
