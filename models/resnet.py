@@ -1,4 +1,4 @@
-"""ResNets cut by depth, by width, or by both, from torchvision's basic blocks.
+"""ResNets cut by depth, by width, or by both, with torchvision's tensor names, so that its weights fit.
 
 A variant holds the first blocks of each stage and a window of each layer's channels, so every tensor of it is
 a part of the tensor with the same name in the largest variant. Layers of the same width share one window:
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from fleetbed.models.base import Family, Index, InputSpec, Net, Options
-from fleetbed.models.vision import torchvision
 from fleetbed.profiles.types import Count
 
 Stem = Literal["7x7", "3x3"]
@@ -46,8 +45,32 @@ class Cut(NamedTuple):
     rate: float = 1.0
 
 
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut. Written out here, for importing torchvision takes over a second."""
+
+    def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or inputs != width:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inputs, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        out += shortcut
+        y: Tensor = self.relu(out)
+        return y
+
+
 class ResNet(Net):
-    """torchvision's ResNet of basic blocks, with free depths and widths and the same tensor names."""
+    """Stem, four stages of basic blocks and a classifier, with free depths and widths."""
 
     extractor_parts = frozenset({"conv1", "bn1"})
     classifier_parts = frozenset({"fc"})
@@ -99,12 +122,7 @@ class ResNet(Net):
 
 
 def _stage(blocks: int, inputs: int, width: int, stride: int) -> nn.Sequential:
-    basic = torchvision.models.resnet.BasicBlock
-    shortcut = None
-    if stride != 1 or inputs != width:
-        shortcut = nn.Sequential(nn.Conv2d(inputs, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width))
-    first = basic(inputs, width, stride, shortcut)
-    return nn.Sequential(first, *(basic(width, width) for _ in range(blocks - 1)))
+    return nn.Sequential(BasicBlock(inputs, width, stride), *(BasicBlock(width, width) for _ in range(blocks - 1)))
 
 
 class ResNetFamily(Family):
