@@ -91,26 +91,41 @@ class Format(str, Enum):
     csv = "csv"
 
 
+class Show(str, Enum):
+    summary = "summary"
+    rounds = "rounds"
+    costs = "costs"
+
+
 def compare(
     folders: RunFolders,
+    show: Annotated[
+        Show,
+        typer.Option(help="What each method reached and took; its accuracy by round; or what a round of it costs."),
+    ] = Show.summary,
     base: Base = None,
     target: Targets = None,
     form: Annotated[Format, typer.Option("--format", help="How to write the table.")] = Format.markdown,
     as_json: AsJson = False,
 ) -> None:
     """Set methods side by side: accuracy, what it took to get there, and differences paired by seed."""
+    from fleetbed.analysis import by_round
     from fleetbed.analysis import compare as comparing
     from fleetbed.analysis.runs import open_runs
     from fleetbed.analysis.tables import csv_text
 
-    found = comparing.compare(open_runs(folders), base, target or [])
-    rows = comparing.records(found)
+    runs = open_runs(folders)
+    found = comparing.compare(runs, base, target or [])
+    rows, table = {
+        Show.summary: lambda: (comparing.records(found), comparing.table(found)),
+        Show.rounds: lambda: (by_round.accuracy_records(runs), by_round.accuracy_table(runs)),
+        Show.costs: lambda: (by_round.cost_records(runs), by_round.cost_table(runs)),
+    }[show]()
     if as_json:
         print_json({"targets": found.targets, "methods": rows, "notes": found.notes})
     elif form is Format.csv:
         print(csv_text(list(rows[0]), [list(row.values()) for row in rows]), end="")
     else:
-        table = comparing.table(found)
         print(table.latex() if form is Format.latex else table.markdown(), end="")
 
 

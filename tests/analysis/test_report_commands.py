@@ -55,6 +55,10 @@ def test_compare_in_its_forms(study: Path, capsys: pytest.CaptureFixture[str]) -
     assert r"\begin{tabular}" in capsys.readouterr().out
     assert run_command("compare", study, "--format", "csv") == 0
     assert capsys.readouterr().out.startswith("method,policy,seeds,final_mean")
+    assert run_command("compare", study, "--show", "rounds") == 0
+    assert "| Round 0 |" in capsys.readouterr().out
+    assert run_command("compare", study, "--show", "costs", "--format", "csv") == 0
+    assert capsys.readouterr().out.startswith("method,tasks,device_s,cpu_s,")
     assert run_command("compare", study, "--json") == 0
     assert [row["method"] for row in json.loads(capsys.readouterr().out)["methods"]] == ["fedavg", "fedin"]
 
