@@ -22,8 +22,8 @@ import msgspec
 from msgspec import Struct
 
 from fleetbed.emulator import host
-from fleetbed.emulator.data.folders import cache_folder
 from fleetbed.profiles.errors import BadInput, FleetbedError, HostCannot
+from fleetbed.profiles.folders import cache_folder
 
 MEASURE_S = 3.0
 RETRIES = 2

@@ -15,10 +15,10 @@ from msgspec import Struct
 
 from fleetbed.emulator import host
 from fleetbed.emulator.calibration import THREAD_VARIABLES, Calibration, host_fingerprint, load_or_measure
-from fleetbed.emulator.data.folders import cache_folder
 from fleetbed.emulator.limits import clean_leftovers
 from fleetbed.emulator.pacing import auto_dilation, slowdown
 from fleetbed.profiles.errors import FleetbedError
+from fleetbed.profiles.folders import cache_folder
 from fleetbed.profiles.resolve import available, load_device
 from fleetbed.profiles.types import Device
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleetbed.emulator.data import torchvision_sets
-from fleetbed.emulator.data.folders import data_folder
 from fleetbed.emulator.data.npz import read_npz
 from fleetbed.emulator.data.raw import Raw
 from fleetbed.profiles.errors import BadInput, nearest
 from fleetbed.profiles.experiment import Data
+from fleetbed.profiles.folders import data_folder
 
 SHIPPED = "fashion-mini"
 SHIPPED_TITLE = "a part of Fashion-MNIST with equal classes, 10 classes of clothes"

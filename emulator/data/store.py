@@ -17,11 +17,11 @@ import numpy as np
 
 from fleetbed.emulator.data import images, text
 from fleetbed.emulator.data.balance import balanced_counts
-from fleetbed.emulator.data.folders import cache_folder
 from fleetbed.emulator.data.raw import SPLITS, Array, Raw, SplitName
 from fleetbed.emulator.data.sources import find
 from fleetbed.profiles.errors import BadInput, HostCannot
 from fleetbed.profiles.experiment import Data, Partition
+from fleetbed.profiles.folders import cache_folder
 
 FORMAT = 1  # goes into the hash: raise it when the files change their meaning
 

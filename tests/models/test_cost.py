@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from fleetbed.models import families
 from fleetbed.models.base import Family, InputSpec, Net
-from fleetbed.models.cost import PROCESS_BYTES, Cost, cost, forward_flops
+from fleetbed.models.cost import Cost, cost, forward_flops
+from fleetbed.models.rehearsal import PROCESS_BYTES
 from fleetbed.models.work import Pass, Work
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Optimizer
