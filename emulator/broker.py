@@ -20,12 +20,12 @@ from fleetbed.emulator.executor import SERVICE, Order, Outcome, outcome_of
 from fleetbed.emulator.launcher import Launcher
 from fleetbed.emulator.limits.plan import Cap, LimitPlan
 from fleetbed.emulator.messages import Configure, Exited, Hello, Kill, Ready, Spawn, from_worker
-from fleetbed.emulator.worker import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
 from fleetbed.profiles.errors import FleetbedError
 
 TICK_S = 0.25
 EXIT_S = 5.0  # how long the end of a dead worker's connection is waited for
 MOST_AT_ONCE = 1000  # messages handled before anything else gets its turn
+EVENTS, READABLE = int(zmq.EVENTS), int(zmq.POLLIN)  # operators of zmq's enums take longer than the call
 
 
 @dataclass
@@ -45,6 +45,14 @@ class Worker:
     order: Order | None = None
     sent_s: float | None = None
 
+    @property
+    def is_service(self) -> bool:
+        return self.name.startswith(SERVICE)
+
+    @property
+    def is_free(self) -> bool:
+        return self.order is None and not self.leaving
+
 
 class Broker:
     def __init__(
@@ -58,19 +66,22 @@ class Broker:
         self.outcomes: dict[int, Outcome] = {}
         self.caps: dict[str, tuple[Cap, ...]] = {}
         self._launcher = launcher
-        self._capacity = capacity
+        self._capacity = _parts(capacity)
         self._one_task = one_task
-        self._configured = False
+        self._configuring = 0
         self._on_tick = on_tick
         self._workers: dict[str, Worker] = {}
+        self._services: list[Worker] = []
+        self._speakers: dict[bytes, Worker] = {}  # by identity: those who are alive, nobody else is listened to
+        self._busy: dict[str, Worker] = {}  # those who have an order
+        self._load = 0  # of their orders, in millionths of a core: sums of floats that come and go would drift
+        self._look_s = 0.0  # when the clock is looked at next
         self._queue: list[tuple[float, int, Order]] = []
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.linger = 0
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-        self._router.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES)
+        wire.tune(self._router)
         self._monitor = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self.address = launcher.address
         self._router.bind(self.address)
@@ -79,15 +90,20 @@ class Broker:
             self._poller.register(source, zmq.POLLIN)
 
     def configure(self, setup: str) -> None:
-        """Tell the zygote what the run is; what it reports of workers meanwhile is heard too."""
+        """Tell the zygote what the run is. It does so before any worker that is started from here on."""
         self._launcher.tell(Configure(setup))
-        self._configured = False
-        while not self._configured:
+        self._configuring += 1
+
+    def wait_for_zygote(self) -> None:
+        """Wait until the zygote has nothing left to configure, and so leaves the host alone."""
+        while self._configuring:
             self._on_zygote()
 
     def enlist(self, name: str, title: str, plan: LimitPlan) -> None:
         """Make a worker known; its process starts with its first order, or by `start`."""
-        self._workers[name] = Worker(name, title, plan)
+        worker = self._workers[name] = Worker(name, title, plan)
+        if worker.is_service:
+            self._services.append(worker)
 
     def dismiss(self, name: str) -> None:
         """End an idle worker; an order that comes later starts it anew."""
@@ -102,7 +118,7 @@ class Broker:
             self._pump(TICK_S)
 
     def running(self) -> list[Order]:
-        return [worker.order for worker in self._workers.values() if worker.order is not None]
+        return [worker.order for worker in self._busy.values() if worker.order is not None]
 
     def submit(self, order: Order) -> None:
         heapq.heappush(self._queue, (order.start_s, order.task, order))
@@ -117,9 +133,9 @@ class Broker:
         self.outcomes.pop(task, None)
         self._queue = [entry for entry in self._queue if entry[2].task != task]
         heapq.heapify(self._queue)
-        for worker in self._workers.values():
+        for worker in list(self._busy.values()):
             if worker.order is not None and worker.order.task == task:
-                worker.order = None
+                self._free(worker)
                 self._kill(worker)
 
     def close(self) -> None:
@@ -132,20 +148,18 @@ class Broker:
     # the host's side: admission, messages, deaths
 
     def _admit(self) -> None:
-        """Start orders by device start time as long as the host can honour the load.
-
-        The load is counted from scratch: sums of floats that come and go would drift.
-        """
+        """Start orders by device start time as long as the host can honour the load."""
         while self._queue:
-            busy = self.running()
             order = self._queue[0][2]
-            if busy and sum(o.load for o in busy) + order.load > self._capacity + 1e-9:
+            if self._busy and self._load + _parts(order.load) > self._capacity:
                 return
             worker = self._worker_for(order)
             if worker is None:
                 return
             heapq.heappop(self._queue)
             worker.order, worker.sent_s = order, None
+            self._busy[worker.name] = worker
+            self._load += _parts(order.load)
             if not worker.alive:
                 self._spawn(worker)
             elif worker.greeted:
@@ -153,15 +167,15 @@ class Broker:
 
     def _worker_for(self, order: Order) -> Worker | None:
         if order.worker != SERVICE:
-            candidates = [self._workers[order.worker]]
-        else:
-            candidates = [w for w in self._workers.values() if w.name.startswith(SERVICE)]
-        return next((w for w in candidates if w.order is None and not w.leaving), None)
+            worker = self._workers[order.worker]
+            return worker if worker.is_free else None
+        return next((worker for worker in self._services if worker.is_free), None)
 
     def _spawn(self, worker: Worker) -> None:
         worker.alive, worker.greeted, worker.leaving, worker.socket = True, False, False, None
         worker.identity = f"{worker.name}-{secrets.token_hex(8)}".encode()
-        one_task = self._one_task and not worker.name.startswith(SERVICE)
+        self._speakers[worker.identity] = worker
+        one_task = self._one_task and not worker.is_service
         self._launcher.tell(
             Spawn(
                 worker=worker.name,
@@ -176,9 +190,7 @@ class Broker:
         assert worker.order is not None
         worker.sent_s = time.monotonic()
         try:
-            self._router.send_multipart(
-                [worker.identity, wire.control(worker.order.header), *worker.order.frames], copy=False
-            )
+            wire.send(self._router, [worker.identity, wire.control(worker.order.header), *worker.order.frames])
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -186,14 +198,23 @@ class Broker:
 
     def _pump(self, timeout_s: float) -> None:
         """Handle what has come in, or what the clock says."""
-        ready = dict(self._poller.poll(round(timeout_s * 1000)))
-        if self._router in ready:
-            self._drain_router()
-        if self._monitor in ready:
-            self._drain_monitor()
-        if self._launcher.fileno() in ready:
-            self._on_zygote()
+        for source, _ in self._poller.poll(round(timeout_s * 1000)):
+            if source is self._router:
+                self._hear()
+                self._drain_router()
+            elif source is self._monitor:
+                self._drain_monitor()
+            else:
+                self._on_zygote()
         now_s = time.monotonic()
+        if now_s >= self._look_s:
+            self._look_s = now_s + TICK_S
+            self._look_at_clock(now_s)
+        self._admit()
+        self._on_tick()
+
+    def _look_at_clock(self, now_s: float) -> None:
+        """Give up what has taken too long."""
         for worker in self._workers.values():
             if worker.exit is not None and now_s > worker.exit_s + EXIT_S:
                 self._settle(worker)
@@ -201,28 +222,26 @@ class Broker:
             if order is not None and worker.sent_s is not None and now_s > worker.sent_s + order.limit_s:
                 self._end(worker, "hang", f"no answer within {order.limit_s:.0f} s")
                 self._kill(worker)
-        self._admit()
-        self._on_tick()
 
     def _drain_router(self) -> None:
-        speakers = {worker.identity: worker for worker in self._workers.values() if worker.alive}
         for _ in range(MOST_AT_ONCE):
-            try:
-                frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            if not self._router.getsockopt(EVENTS) & READABLE:
                 return
-            worker = speakers.get(frames[0].bytes)
-            if worker is None:
-                continue  # nobody we started, or one that has died since: its messages lead nowhere
-            try:
-                self._on_message(worker, frames[1:])
-            except wire.WireError as error:
-                self._end(worker, "crash", f"it sent rubbish: {error}")
-                self._kill(worker)
+            self._hear()
+
+    def _hear(self) -> None:
+        """Take one message, which must be there."""
+        worker = self._speakers.get(self._router.recv())
+        frames = wire.receive(self._router)
+        if worker is None:
+            return  # nobody we started, or one that has died since: its messages lead nowhere
+        try:
+            self._on_message(worker, frames)
+        except wire.WireError as error:
+            self._end(worker, "crash", f"it sent rubbish: {error}")
+            self._kill(worker)
 
     def _on_message(self, worker: Worker, frames: list[zmq.Frame]) -> None:
-        if not frames:
-            raise wire.WireError("an empty message")
         if not worker.greeted:
             hello = wire.parse_control(from_worker, frames[0])
             if not isinstance(hello, Hello):
@@ -241,8 +260,8 @@ class Broker:
         outcome = outcome_of(frames, worker.sent_s, time.monotonic())
         if outcome.answer is not None and outcome.answer.task != order.task:
             raise wire.WireError(f"an answer to task {outcome.answer.task} instead of {order.task}")
-        worker.order = None
-        worker.leaving = self._one_task and not worker.name.startswith(SERVICE)
+        self._free(worker)
+        worker.leaving = self._one_task and not worker.is_service
         self.outcomes[order.task] = outcome
 
     def _drain_monitor(self) -> None:
@@ -265,7 +284,7 @@ class Broker:
             if worker.socket is None:
                 self._settle(worker)
         elif isinstance(message, Ready):
-            self._configured = True
+            self._configuring -= 1
         else:
             who = "the clients" if message.worker is None else message.worker
             raise FleetbedError(f"{who} cannot be started: {message.text}")
@@ -277,6 +296,7 @@ class Broker:
         exit_, worker.exit = worker.exit, None
         assert exit_ is not None
         worker.alive, worker.leaving, worker.socket = False, False, None
+        self._speakers.pop(worker.identity, None)
         if exit_.oom:
             self._end(worker, "oom", "killed by the kernel at its memory cap")
         elif exit_.ordered:
@@ -290,8 +310,19 @@ class Broker:
             self.outcomes[worker.order.task] = Outcome(
                 kind=kind, detail=detail, host_start_s=worker.sent_s, host_end_s=time.monotonic()
             )
-            worker.order = None
+            self._free(worker)
+
+    def _free(self, worker: Worker) -> None:
+        assert worker.order is not None
+        self._load -= _parts(worker.order.load)
+        worker.order = None
+        del self._busy[worker.name]
 
     def _kill(self, worker: Worker) -> None:
         worker.leaving = True
         self._launcher.tell(Kill(worker.name))
+
+
+def _parts(load: float) -> int:
+    """A load in millionths of a core, rounded down: what fits must not fail to by rounding."""
+    return int(load * 1e6 + 1e-3)

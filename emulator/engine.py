@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from msgspec import structs
+
 from fleetbed.emulator import wire
 from fleetbed.emulator.algorithm import Arrival
 from fleetbed.emulator.bundle import Bundle
@@ -155,7 +157,7 @@ class Engine:
         outcome = self._outcomes.get(task.number) or self.executor.wait(task.number)
         if task.number in self._failed:  # in the run that is replayed
             kind, detail = self._failed[task.number]
-            outcome = replace(outcome, kind=kind, detail=detail)
+            outcome = structs.replace(outcome, kind=kind, detail=detail)
         task.host_start_s = self._since_start(outcome.host_start_s)
         task.host_end_s = self._since_start(outcome.host_end_s)
         now_s = self.progress.timeline.now_s

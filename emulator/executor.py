@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import Literal, Protocol
+
+from msgspec import Struct
 
 from fleetbed.emulator import wire
 from fleetbed.emulator.messages import (
@@ -24,13 +25,12 @@ from fleetbed.emulator.workplace import Workplace
 SERVICE = "service"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Order:
+class Order(Struct, frozen=True, kw_only=True):
     """One piece of work for a worker. Orders are admitted by `start_s`, in device time."""
 
     header: Train | Evaluate | Measure
     worker: str
-    frames: list[wire.Buffer] = field(default_factory=list)
+    frames: list[wire.Buffer] = []
     load: float = 1.0  # the part of a core that it takes
     start_s: float = 0.0
     limit_s: float = 600.0  # host seconds after which the worker counts as hung
@@ -40,14 +40,13 @@ class Order:
         return self.header.task
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(Struct, frozen=True, kw_only=True):
     """How an order ended. Times are host seconds on the monotonic clock."""
 
     kind: Literal["ok", "oom", "crash", "hang"]
     detail: str = ""
     answer: Trained | Evaluated | Measured | None = None
-    frames: list[wire.Buffer] = field(default_factory=list)
+    frames: list[wire.Buffer] = []
     host_start_s: float | None = None
     host_end_s: float | None = None
 
@@ -97,6 +96,6 @@ def outcome_of(frames: list[wire.Buffer], start_s: float, end_s: float) -> Outco
     message = wire.parse_control(from_worker, frames[0])
     if isinstance(message, Failed):
         return Outcome(kind=message.kind, detail=message.detail, host_start_s=start_s, host_end_s=end_s)
-    if not isinstance(message, Trained | Evaluated | Measured):
+    if not isinstance(message, (Trained, Evaluated, Measured)):
         raise wire.WireError(f"{type(message).__name__} where an answer was due")
     return Outcome(kind="ok", answer=message, frames=frames[1:], host_start_s=start_s, host_end_s=end_s)

@@ -2,7 +2,9 @@
 
 A message is `[control, manifest, tensor, tensor, ...]`. The control frame is the emulator's own (task number, pacing)
 and would not exist on a real device; manifest and tensors are what the method sends, so they are what is counted.
-Everything is checked against its type, its declared size and the limits below before it is used.
+Small tensors travel inside the manifest, for a frame costs more than copying them; large ones are frames of their own,
+in order, and are never copied. Everything is checked against its type, its declared size and the limits below before it
+is used.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+import numpy as np
 import torch
 import zmq
 from msgspec import Meta, Struct
@@ -22,20 +25,28 @@ from fleetbed.emulator.bundle import Bundle, Value
 MAX_TENSORS = 20_000
 MAX_MESSAGE_BYTES = 4 << 30
 MAX_HEADER_BYTES = 16 << 20
+#: ZeroMQ's own heartbeats: answered by its input/output thread, so a held GIL does not stop them but SIGSTOP does
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 2_000, 10_000
+#: a tensor below this travels in the manifest, as long as those before it have not filled it
+SMALL_BYTES, MAX_INLINE_BYTES = 1 << 14, 1 << 20
 #: below this a received frame is copied: ZeroMQ packs small frames into one buffer, where they lie unaligned
 COPY_BELOW_BYTES = 1 << 16
+#: below this what is sent is copied: to be told when memory that is lent to ZeroMQ is free again costs more
+LEND_FROM_BYTES = 1 << 19
 
-DTYPES: dict[str, torch.dtype] = {
-    "f32": torch.float32,
-    "f64": torch.float64,
-    "f16": torch.float16,
-    "i64": torch.int64,
-    "i32": torch.int32,
-    "i16": torch.int16,
-    "u8": torch.uint8,
-    "b1": torch.bool,
+SEND_MORE = int(zmq.SNDMORE)
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+    "f16": np.dtype(np.float16),
+    "i64": np.dtype(np.int64),
+    "i32": np.dtype(np.int32),
+    "i16": np.dtype(np.int16),
+    "u8": np.dtype(np.uint8),
+    "b1": np.dtype(np.bool_),
 }
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+DTYPE_NAMES = {torch.from_numpy(np.empty(0, dtype)).dtype: name for name, dtype in DTYPES.items()}
 
 Buffer = Any  # bytes, memoryview or zmq.Frame: what zmq takes and gives
 Transform = Callable[[Bundle], Bundle]  # the hook for compression or quantisation between tensors and frames
@@ -49,6 +60,7 @@ class TensorSpec(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     name: Annotated[str, Meta(min_length=1, max_length=256)]
     dtype: Annotated[str, Meta(max_length=3)]
     shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=1 << 40)], ...], Meta(max_length=8)]
+    data: bytearray | None = None  # None: it is the next frame
 
 
 class Manifest(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -61,47 +73,90 @@ _decode_manifest = msgspec.msgpack.Decoder(Manifest).decode
 C = TypeVar("C")
 
 
+def tune(socket: zmq.Socket[bytes]) -> None:
+    """What broker and workers set alike on their sockets."""
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.copy_threshold = LEND_FROM_BYTES
+
+
+def send(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> None:
+    """Send a message; what is lent must not be changed any more. (`send_multipart` takes three times as long.)"""
+    for frame in frames[:-1]:
+        socket.send(frame, SEND_MORE, copy=False)
+    socket.send(frames[-1], copy=False)
+
+
+def receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
+    """The frames of the next message, or the rest of them; blocks."""
+    frames = [socket.recv(copy=False)]
+    while frames[-1].more:
+        frames.append(socket.recv(copy=False))
+    return frames
+
+
 def pack(bundle: Bundle) -> list[Buffer]:
-    """The frames of a bundle: its manifest, then one buffer per tensor, without copying."""
-    specs, buffers = [], []
+    """The frames of a bundle: its manifest, then a buffer for each large tensor, which is not copied."""
+    specs: list[tuple[object, ...]] = []
+    buffers: list[Buffer] = []
+    inline = 0
     for name, tensor in bundle.tensors.items():
-        flat = tensor.detach().cpu().contiguous()
-        specs.append(TensorSpec(name, DTYPE_NAMES[flat.dtype], tuple(flat.shape)))
-        buffers.append(flat.view(-1).numpy().data.cast("B") if flat.numel() else b"")
-    return [_encode(Manifest(specs, bundle.values)), *buffers]
+        array = tensor.numpy(force=True)
+        about = (name, DTYPE_NAMES[tensor.dtype], array.shape)
+        size = array.nbytes
+        if size < SMALL_BYTES and inline + size <= MAX_INLINE_BYTES:
+            specs.append((*about, array.tobytes()))
+            inline += size
+        else:
+            specs.append(about)
+            buffers.append(memoryview(np.ascontiguousarray(array)).cast("B"))
+    return [_encode((specs, bundle.values)), *buffers]
 
 
 def unpack(frames: Sequence[Buffer]) -> Bundle:
     """Check frames against their manifest and view them as tensors; large ones share the frame's memory."""
     if not frames:
         raise WireError("a message without a manifest")
+    size_bytes = size_of(frames)
+    if size_bytes > MAX_MESSAGE_BYTES:
+        raise WireError(f"a message of {size_bytes} bytes, above {MAX_MESSAGE_BYTES}")
     manifest = _checked(_decode_manifest, frames[0])
-    if len(manifest.tensors) != len(frames) - 1:
-        raise WireError(f"{len(frames) - 1} tensor frames where the manifest declares {len(manifest.tensors)}")
-    if size_of(frames) > MAX_MESSAGE_BYTES:
-        raise WireError(f"a message of {size_of(frames)} bytes, above {MAX_MESSAGE_BYTES}")
     tensors: dict[str, Tensor] = {}
-    for spec, frame in zip(manifest.tensors, frames[1:], strict=True):
+    used = 1
+    for spec in manifest.tensors:
         if spec.name in tensors:
             raise WireError(f"tensor {spec.name!r} comes twice")
-        tensors[spec.name] = _tensor(spec, frame)
+        if spec.data is not None:
+            tensors[spec.name] = _tensor(spec, spec.data)
+        elif used < len(frames):
+            tensors[spec.name] = _tensor(spec, _writable(frames[used]))
+            used += 1
+        else:
+            raise WireError(f"tensor {spec.name!r} is declared, but has no frame")
+    if used != len(frames):
+        raise WireError(f"{len(frames) - 1} tensor frames where the manifest declares {used - 1}")
     return Bundle(tensors, manifest.values)
 
 
-def _tensor(spec: TensorSpec, frame: Buffer) -> Tensor:
+def _writable(frame: Buffer) -> Buffer:
+    """The memory of a frame; a copy of it where tensors could not be made of it as it is."""
+    view = frame.buffer if isinstance(frame, zmq.Frame) else memoryview(frame)
+    return bytearray(view) if view.nbytes < COPY_BELOW_BYTES or view.readonly else view
+
+
+def _tensor(spec: TensorSpec, data: Buffer) -> Tensor:
     dtype = DTYPES.get(spec.dtype)
     if dtype is None:
         raise WireError(f"tensor {spec.name!r} has the unknown type {spec.dtype!r}")
     declared = math.prod(spec.shape) * dtype.itemsize
-    found = _length(frame)
+    found = _length(data)
     if declared != found:
         raise WireError(f"tensor {spec.name!r} declares {declared} bytes and has {found}")
-    if not found:
-        return torch.empty(spec.shape, dtype=dtype)
-    view = frame.buffer if isinstance(frame, zmq.Frame) else memoryview(frame)
-    if found < COPY_BELOW_BYTES or view.readonly:
-        view = memoryview(bytearray(view))
-    return torch.frombuffer(view, dtype=dtype).reshape(spec.shape)
+    try:
+        return torch.from_numpy(np.ndarray(spec.shape, dtype, data))
+    except ValueError as error:  # nothing in it, but dimensions that no array can have
+        raise WireError(f"tensor {spec.name!r} has the impossible shape {spec.shape}") from error
 
 
 def control(header: Struct) -> bytes:

@@ -23,12 +23,12 @@ from fleetbed.emulator.messages import (
 from fleetbed.emulator.pacing import Pacer
 from fleetbed.emulator.workplace import Workplace
 
-#: ZeroMQ's own heartbeats: answered by its input/output thread, so a held GIL does not stop them but SIGSTOP does
-HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 2_000, 10_000
 #: what torch says when an allocation fails under RLIMIT_DATA, where the kernel does not kill
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memory", "bad_alloc")
 
 Frames = list[wire.Buffer]
+
+LIBC = ctypes.CDLL(None)
 
 _rehearsed: set[str] = set()  # the variants that this process has trained
 
@@ -40,15 +40,13 @@ def serve(workplace: Workplace, identity: str, address: str, group: Group, *, on
     socket = context.socket(zmq.DEALER)
     socket.identity = identity.encode()
     socket.linger = -1
-    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-    socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES)
+    wire.tune(socket)
     socket.connect(address)
     socket.send_multipart([wire.control(Hello(tuple(group.caps())))])
     while True:
-        frames = socket.recv_multipart(copy=False)
+        frames = wire.receive(socket)
         order = wire.parse_control(to_worker, frames[0])
-        socket.send_multipart(answer(workplace, order, frames[1:], group), copy=False)
+        wire.send(socket, answer(workplace, order, frames[1:], group))
         del frames
         _let_go()
         if one_task:
@@ -113,4 +111,4 @@ def _train(workplace: Workplace, order: Train, frames: Frames, group: Group | No
 def _let_go() -> None:
     """Give the memory of the last task back to the kernel: an idle client costs megabytes, not its model."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
+    LIBC.malloc_trim(0)

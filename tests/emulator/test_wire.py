@@ -41,16 +41,39 @@ def test_a_bundle_comes_out_as_it_went_in() -> None:
         assert torch.equal(after.tensors[name], tensor)
 
 
-def test_packing_does_not_copy() -> None:
-    tensor = torch.zeros(1000)
+def test_a_large_tensor_is_not_copied_on_its_way() -> None:
+    tensor = torch.zeros(100_000)
     frames = wire.pack(Bundle({"t": tensor}))
     tensor[0] = 1.0
     assert torch.frombuffer(bytearray(frames[1]), dtype=torch.float32)[0] == 1.0
+    received = bytearray(frames[1])
+    after = wire.unpack([frames[0], received])
+    received[:4] = torch.tensor([2.0]).numpy().tobytes()
+    assert after.tensors["t"][0] == 2.0
 
 
-def test_size_counts_manifest_and_values() -> None:
-    frames = raw(Bundle({"logits": torch.zeros(10, 10), "classes": torch.zeros(10)}))
-    assert wire.size_of(frames) == len(frames[0]) + 4 * 110
+def test_small_tensors_travel_in_the_manifest_until_it_is_full() -> None:
+    many = Bundle({f"t{number}": torch.full((4_000,), float(number)) for number in range(100)})
+    frames = raw(many)
+    inside = (1 << 20) // 16_000
+    assert len(frames) == 1 + 100 - inside
+    assert inside * 16_000 < len(frames[0]) < inside * 16_000 + 100 * 30
+    after = wire.unpack(frames)
+    assert list(after.tensors) == list(many.tensors)
+    assert [int(tensor[-1]) for tensor in after.tensors.values()] == list(range(100))
+
+
+def test_what_was_received_can_be_written_to_and_lies_aligned() -> None:
+    for tensor in wire.unpack(raw(example())).tensors.values():
+        assert tensor.data_ptr() % tensor.element_size() == 0
+        tensor.zero_()
+
+
+def test_size_counts_manifest_and_tensors() -> None:
+    frames = raw(Bundle({"logits": torch.zeros(100, 100), "classes": torch.zeros(10)}))
+    # msgpack, by hand: [[["logits", "f32", [100, 100]], ["classes", "f32", [10], 40 bytes]], {}]
+    manifest = 1 + 1 + (1 + 7 + 4 + 3) + (1 + 8 + 4 + 2 + 2 + 40) + 1
+    assert wire.size_of(frames) == manifest + 4 * 100 * 100
 
 
 def test_views_of_a_tensor_are_sent_as_they_are() -> None:
@@ -62,10 +85,10 @@ def test_views_of_a_tensor_are_sent_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda f: f[:-1], "tensor frames"),
-        (lambda f: [*f, b"more"], "tensor frames"),
+        (lambda f: f[:-1], "'large' is declared, but has no frame"),
+        (lambda f: [*f, b"more"], "2 tensor frames where the manifest declares 1"),
         (lambda f: f[:0], "without a manifest"),
-        (lambda f: [f[0], f[1][:-4], *f[2:]], "declares 60 bytes and has 56"),
+        (lambda f: [f[0], f[1][:-4]], "declares 160000 bytes and has 159996"),
         (lambda f: [b"\xc1" + f[0], *f[1:]], "does not fit its type"),
         (lambda f: [f[0].replace(b"f32", b"q99"), *f[1:]], "unknown type"),
         (lambda f: [f[0].replace(b"count", b"empty"), *f[1:]], "comes twice"),
@@ -80,6 +103,21 @@ def test_a_negative_dimension_is_refused() -> None:
     manifest = msgspec.msgpack.encode([[["t", "f32", [-1, -4]]], {}])
     with pytest.raises(wire.WireError, match="does not fit"):
         wire.unpack([manifest, bytes(16)])
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (["t", "f32", [2], b"1234"], "declares 8 bytes and has 4"),
+        (["t", "f32", [1], b"1234", 0], "does not fit"),
+        (["t", "f32", [1], "1234"], "does not fit"),
+        (["t", "f32", [1 << 40, 1 << 40, 0], b""], "impossible shape"),
+        (["t", "f32", [0, 1 << 40, 1 << 40, 1 << 40], b""], "impossible shape"),
+    ],
+)
+def test_a_tensor_in_the_manifest_is_checked_too(spec: list[object], reason: str) -> None:
+    with pytest.raises(wire.WireError, match=reason):
+        wire.unpack([msgspec.msgpack.encode([[spec], {}])])
 
 
 def mutate(frames: list[bytes], rng: random.Random) -> list[bytes]:
