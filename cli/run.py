@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import signal
 import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fleetbed.cli.common import AsJson, ProfileFolders, complain, print_json, print_table
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Experiment, runs
-from fleetbed.profiles.resolve import check_search, load_experiment
-
-if TYPE_CHECKING:
-    from fleetbed.emulator.watch import Watch
+from fleetbed.profiles.fleet import sizes
+from fleetbed.profiles.resolve import check_search, load_experiment, load_fleet
 
 
 def run(
@@ -43,26 +42,17 @@ def run(
         raise BadInput(
             "fleetbed run takes either an experiment or --resume DIR, see: fleetbed profiles list experiment"
         )
-    from rich.console import Console
-
-    from fleetbed.cli.live import watch_for
-    from fleetbed.emulator.study import resume_study, start_study
-
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill ends in order too
-    watch = watch_for(Console(stderr=True))
+    search = tuple(profiles or ())
+    check_search(search)
+    asked = None if experiment is None else load_experiment(experiment, search, sets or ())
+    if asked is not None and dry_run:
+        _forecast(asked, search, as_json)
+        return
     folder = resume or out or Path("runs") / f"{Path(experiment or '').stem}-{datetime.now():%Y%m%d-%H%M%S}"
     try:
-        if experiment is None:
-            folders = resume_study(folder, watch)
-        else:
-            search = tuple(profiles or ())
-            check_search(search)
-            asked = load_experiment(experiment, search, sets or ())
-            if dry_run:
-                _forecast(asked, search, watch, as_json)
-                return
-            command = shlex.join(["fleetbed", *sys.argv[1:]])
-            folders = start_study(asked, folder, search=search, command=command, watch=watch)
+        with _zygote_for(asked, search):
+            folders = _carry_out(asked, folder, search)
     except KeyboardInterrupt:
         complain(f"interrupted; go on with: fleetbed run --resume {folder}")
         raise
@@ -72,10 +62,38 @@ def run(
         print(folder)
 
 
-def _forecast(experiment: Experiment, search: Sequence[Path], watch: Watch, as_json: bool) -> None:
-    from fleetbed.cli.live import duration
+def _zygote_for(asked: Experiment | None, search: Sequence[Path]) -> contextlib.AbstractContextManager[None]:
+    """Start the zygote before this process imports torch, so that both do at the same time; never for nothing."""
+    from fleetbed.emulator.ahead import started_ahead
+    from fleetbed.emulator.room import check_room
+
+    if asked is not None:
+        check_room(sum(sizes(load_fleet(asked.fleet, search, "fleet"))), asked.processes)
+        if asked.processes == "inline":
+            return contextlib.nullcontext()
+    return started_ahead()
+
+
+def _carry_out(asked: Experiment | None, folder: Path, search: Sequence[Path]) -> list[Path]:
+    from rich.console import Console
+
+    from fleetbed.cli.live import watch_for
+    from fleetbed.emulator.study import resume_study, start_study
+
+    watch = watch_for(Console(stderr=True))
+    if asked is None:
+        return resume_study(folder, watch)
+    command = shlex.join(["fleetbed", *sys.argv[1:]])
+    return start_study(asked, folder, search=search, command=command, watch=watch)
+
+
+def _forecast(experiment: Experiment, search: Sequence[Path], as_json: bool) -> None:
+    from rich.console import Console
+
+    from fleetbed.cli.live import duration, watch_for
     from fleetbed.emulator.forecast import forecast
 
+    watch = watch_for(Console(stderr=True))
     found = [forecast(config, search=search, watch=watch) for config in runs(experiment)]
     if as_json:
         print_json(found)

@@ -21,10 +21,6 @@ from fleetbed.emulator.messages import Measure, Setup
 from fleetbed.emulator.participant import Participant
 from fleetbed.emulator.storage import write_atomically
 from fleetbed.emulator.workplace import Workplace
-from fleetbed.profiles.errors import HostCannot
-
-#: what a resident client has of its own while it is idle, and what the host needs for itself
-IDLE_BYTES, RESERVE_BYTES = 12 << 20, 2 << 30
 
 
 class Fleet:
@@ -36,8 +32,6 @@ class Fleet:
         experiment = layout.config.experiment
         self._mode = experiment.processes
         self._paced = experiment.timing.source == "enforced"
-        if self._mode == "resident":
-            check_room(len(layout.specs))
         self._broker: Broker | None = None
         self._trials = 0
         self.executor: Executor
@@ -51,14 +45,15 @@ class Fleet:
         self.executor = self._broker = Broker(
             launcher, capacity=capacity, one_task=self._mode == "on-demand", on_tick=on_tick
         )
-        try:
-            self._broker.configure(str(folder / "setup.json"))
-        except BaseException:
-            self.close()
-            raise
+        self._broker.configure(str(folder / "setup.json"))
         for number in range(math.ceil(capacity)):
             name = f"{SERVICE}-{number}"
             self._broker.enlist(name, f"fleetbed: {name}", LimitPlan(name))
+
+    def settle(self) -> None:
+        """Wait until what was started leaves the host alone, for a measurement."""
+        if self._broker is not None:
+            self._broker.wait_for_zygote()
 
     def try_out(self, name: str, variant: str, samples: int, cap_bytes: int) -> str | None:
         """One step in a process of its own under this cap; gives what went wrong, if anything."""
@@ -136,6 +131,7 @@ class Fleet:
         )
 
     def _write_setup(self, clients: tuple[Client, ...]) -> Setup:
+        """Before the clients are chosen and after; a zygote that is late reads the second twice, which says no less."""
         setup = Setup(
             config=self._layout.config,
             folder=str(self._folder.absolute()),
@@ -145,15 +141,3 @@ class Fleet:
         text = msgspec.json.encode(setup)
         write_atomically(self._folder / "setup.json", lambda part: part.write_bytes(text))
         return setup
-
-
-def check_room(clients: int) -> None:
-    """Refuse a fleet whose processes cannot all be there at once."""
-    needed = RESERVE_BYTES + IDLE_BYTES * clients
-    available = host.available_bytes()
-    if needed > available:
-        fitting = max(0, (available - RESERVE_BYTES) // IDLE_BYTES)
-        raise HostCannot(
-            f"{clients} resident clients need {needed >> 20} MiB and {available >> 20} MiB are free: about {fitting} "
-            "would fit; set processes to on-demand, where only those who take part have a process"
-        )

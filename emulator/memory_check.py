@@ -20,8 +20,8 @@ from msgspec import Struct
 
 from fleetbed.emulator import wire
 from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.calibration import THREAD_VARIABLES
 from fleetbed.emulator.host import cpu_model
-from fleetbed.emulator.launcher import ONE_THREAD
 from fleetbed.emulator.limits import clean_leftovers
 from fleetbed.emulator.limits.owner import folder_name
 from fleetbed.emulator.memory_meter import STEPS, Case
@@ -148,7 +148,7 @@ class Meter:
         address = f"ipc://{self._folder}/meter"
         self._process = subprocess.Popen(
             [sys.executable, "-m", "fleetbed.emulator.memory_meter", address],
-            env={**os.environ, **ONE_THREAD},
+            env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -114,6 +114,14 @@ from_worker = msgspec.msgpack.Decoder(FromWorker)
 # broker <-> zygote, over a socket pair
 
 
+class Open(Struct, frozen=True, kw_only=True, tag=True):
+    """The first order: the name of the run, the folder of its sockets, and where workers write what they say."""
+
+    run: str
+    folder: str
+    log: str
+
+
 class Configure(Struct, frozen=True, tag=True):
     setup: str
 
@@ -132,12 +140,12 @@ class Kill(Struct, frozen=True, tag=True):
     worker: str
 
 
-ToZygote = Configure | Spawn | Kill
+ToZygote = Open | Configure | Spawn | Kill
 to_zygote = msgspec.msgpack.Decoder(ToZygote)
 
 
 class Ready(Struct, frozen=True, tag=True):
-    """The zygote has started, or has been configured."""
+    """The zygote has been configured."""
 
 
 class Exited(Struct, frozen=True, tag=True):

@@ -59,6 +59,7 @@ def prepare_fresh(layout: Layout, fleet: Fleet, watch: Watch) -> Fresh:
     if source in ("enforced", "calibrated"):
         if Store().load() is None:
             watch.say("measuring how fast this host is, once: about ten seconds")
+            fleet.settle()
         calibration = load_or_measure()
     recording = _recording(layout)
     planner, references = _planner(layout, fleet, calibration, recording)

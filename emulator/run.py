@@ -35,6 +35,7 @@ from fleetbed.emulator.preparation import (
 )
 from fleetbed.emulator.progress import Progress, first_progress
 from fleetbed.emulator.records import Records
+from fleetbed.emulator.room import check_room
 from fleetbed.emulator.storage import load_bundle, save_bundle
 from fleetbed.emulator.targets import target_tensors
 from fleetbed.emulator.verify import kept, worst
@@ -60,6 +61,7 @@ def is_done(folder: Path) -> bool:
 def start(config: RunConfig, folder: Path, *, search: Sequence[Path], command: str, watch: Watch) -> None:
     """A new run in a new folder. What is refused is refused before the folder exists."""
     layout = lay_out(config, search)
+    check_room(len(layout.specs), config.experiment.processes)
     try:
         folder.mkdir(parents=True)
     except FileExistsError as error:
@@ -85,6 +87,7 @@ def resume(config: RunConfig, folder: Path, *, search: Sequence[Path], watch: Wa
         identity.check_same(str(folder), "versions", records.meta("versions"), identity.versions())
         identity.check_same(str(folder), "configuration", records.meta("config"), config)
         layout = lay_out(config, search)
+        check_room(len(layout.specs), config.experiment.processes)
         identity.check_same(str(folder), "profiles", records.meta("profiles"), identity.profiles(layout))
         records.set_meta(status="running", error=None, ended=None)
         with _status(records, watch):

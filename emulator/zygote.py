@@ -29,6 +29,7 @@ from fleetbed.emulator.messages import (
     Exited,
     FromZygote,
     Kill,
+    Open,
     Ready,
     Setup,
     Spawn,
@@ -44,10 +45,10 @@ MAX_CONTROL_BYTES = 1 << 16
 
 
 class Zygote:
-    def __init__(self, control: socket.socket, address: str, limits: Limits) -> None:
+    def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._address = address
-        self._limits = limits
+        self._folder: Path | None = None
+        self._limits: Limits | None = None
         self._workplace: Workplace | None = None
         self._children: dict[int, tuple[str, Group]] = {}
         self._ordered: set[int] = set()
@@ -62,7 +63,6 @@ class Zygote:
         selector = selectors.DefaultSelector()
         selector.register(self._control, selectors.EVENT_READ)
         selector.register(wake_read, selectors.EVENT_READ)
-        self._say(Ready())
         while True:
             for key, _ in selector.select():
                 if key.fileobj is self._control:
@@ -81,27 +81,42 @@ class Zygote:
             os.kill(pid, signal.SIGKILL)
         for pid in self._children:
             os.waitpid(pid, 0)
-        self._limits.close()
+        if self._limits is not None:
+            self._limits.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _obey(self, message: bytes) -> None:
         order = to_zygote.decode(message)
-        if isinstance(order, Configure):
-            setup = msgspec.json.decode(Path(order.setup).read_bytes(), type=Setup)
-            try:
-                first = self._workplace is None
-                self._workplace = Workplace.open(setup)
-                if first:
-                    self._warm_up()
-            except Exception as error:  # noqa: BLE001 - told to the broker, which ends the run with it
-                self._say(Trouble(None, f"{type(error).__name__}: {error}"))
-                return
-            gc.collect()
-            gc.freeze()
-            self._say(Ready())
+        if isinstance(order, Open):
+            self._open(order)
+        elif isinstance(order, Configure):
+            self._configure(order)
         elif isinstance(order, Spawn):
             self._spawn(order)
         elif isinstance(order, Kill):
             self._kill(order.worker)
+
+    def _open(self, order: Open) -> None:
+        with open(order.log, "ab") as log:
+            os.dup2(log.fileno(), sys.stdout.fileno())
+            os.dup2(log.fileno(), sys.stderr.fileno())
+        self._folder = Path(order.folder)
+        self._limits = best_limits(order.run)
+
+    def _configure(self, order: Configure) -> None:
+        try:
+            setup = msgspec.json.decode(Path(order.setup).read_bytes(), type=Setup)
+            first = self._workplace is None
+            self._workplace = Workplace.open(setup)
+            if first:
+                self._warm_up()
+        except Exception as error:  # noqa: BLE001 - told to the broker, which ends the run with it
+            self._say(Trouble(None, f"{type(error).__name__}: {error}"))
+            return
+        gc.collect()
+        gc.freeze()
+        self._say(Ready())
 
     def _kill(self, worker: str) -> None:
         for pid, (name, _) in self._children.items():
@@ -111,7 +126,9 @@ class Zygote:
                 os.kill(pid, signal.SIGKILL)
 
     def _spawn(self, order: Spawn) -> None:
-        assert self._workplace is not None  # the broker configures before it spawns
+        assert self._limits is not None  # the broker opens and configures before it spawns
+        if self._workplace is None:
+            return  # it could not be configured, which the broker has been told
         try:
             group = self._limits.create(order.plan)
         except OSError as error:
@@ -128,7 +145,7 @@ class Zygote:
         try:
             self._become(order.title)
             group.join()
-            serve(workplace, order.identity, self._address, group, one_task=order.one_task)
+            serve(workplace, order.identity, f"ipc://{self._folder}/broker", group, one_task=order.one_task)
             status = 0
         except BaseException:  # noqa: BLE001 - a forked child must never return into the zygote's stack
             traceback.print_exc()
@@ -193,16 +210,13 @@ def _is_ending(pid: int) -> bool:
 
 
 def main() -> None:
-    control, folder, run = socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]), sys.argv[3]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     setproctitle.setproctitle("fleetbed: zygote")
-    limits = best_limits(run)
-    zygote = Zygote(control, f"ipc://{folder}/broker", limits)
+    zygote = Zygote(socket.socket(fileno=int(sys.argv[1])))
     try:
         zygote.run()
     finally:
         zygote.close()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

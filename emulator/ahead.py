@@ -1,0 +1,63 @@
+"""The zygote's process, exec'd before it is needed: it imports torch while the command does, on another core.
+
+Nothing here imports torch, so that the command can start it first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from fleetbed.emulator.calibration import THREAD_VARIABLES
+
+#: one compute thread for every client; OpenBLAS starts its threads at import, so these must stand before exec
+ONE_THREAD = dict.fromkeys(THREAD_VARIABLES, "1")
+
+
+class ZygoteProcess:
+    """An exec'd zygote and our end of its socket. Until it is told what to do it has nothing that outlives it."""
+
+    def __init__(self) -> None:
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "fleetbed.emulator.zygote", str(theirs.fileno())],
+                env={**os.environ, **ONE_THREAD},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C in the terminal reaches the broker alone
+            )
+
+    def close(self) -> None:
+        """Closing our end tells the zygote to clean up; wait until it has."""
+        self.control.close()
+        self._process.wait()
+
+    def discard(self) -> None:
+        """End one that was told nothing, without waiting for its imports."""
+        self._process.kill()
+        self.close()
+
+
+_spare: list[ZygoteProcess] = []
+
+
+@contextlib.contextmanager
+def started_ahead() -> Iterator[None]:
+    """Within this, the first run finds its zygote on its way."""
+    _spare.append(ZygoteProcess())
+    try:
+        yield
+    finally:
+        while _spare:
+            _spare.pop().discard()
+
+
+def take() -> ZygoteProcess:
+    """The one that was started ahead, or a new one."""
+    return _spare.pop() if _spare else ZygoteProcess()
