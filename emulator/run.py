@@ -107,6 +107,7 @@ class _Run:
 
     def begin(self) -> None:
         started_s = time.monotonic()
+        self._records.set_meta(started=_now())  # what the records' host times count from
         with contextlib.closing(Fleet(self._layout, self._folder, self._watch.tick)) as fleet:
             prepared = prepare_fresh(self._layout, fleet, self._watch)
             self._records.write({"clients": prepared.client_rows})
@@ -214,7 +215,6 @@ def _head(config: RunConfig, command: str) -> dict[str, Any]:
         "config": msgspec.to_builtins(config),
         "status": "running",
         "command": command,
-        "started": _now(),
         "fingerprint": host_fingerprint(),
         "versions": identity.versions(),
         "host_can": msgspec.to_builtins(examine().knobs),
@@ -236,4 +236,4 @@ def _degraded(records: Records) -> bool:
 
 
 def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

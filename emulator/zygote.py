@@ -116,6 +116,7 @@ class Zygote:
             return
         gc.collect()
         gc.freeze()
+        gc.enable()  # off until now, for the imports
         self._say(Ready())
 
     def _kill(self, worker: str) -> None:
@@ -217,7 +218,3 @@ def main() -> None:
         zygote.run()
     finally:
         zygote.close()
-
-
-if __name__ == "__main__":
-    main()
