@@ -16,6 +16,7 @@ from fleetbed.emulator.optimizers import Stepper, make_optimizer
 from fleetbed.emulator.randomness import derive, numpy_rng, torch_rng
 from fleetbed.emulator.schedule import batch_of
 from fleetbed.models.base import Family, InputSpec, Net
+from fleetbed.models.skeleton import skeleton
 
 
 class StepPacer(Protocol):
@@ -98,9 +99,8 @@ class LocalJob:
         return x.to(self._device), y.to(self._device)
 
     def model(self, tensors: dict[str, Tensor]) -> Net:
-        return (
-            loaded_model(self.context.family, self.client.variant, self.context.spec, tensors).to(self._device).train()
-        )
+        model = loaded_model(self.context.family, self.client.variant, self.context.spec, tensors).train()
+        return model if self._device == "cpu" else model.to(self._device)
 
     def optimizer(self, model: Net) -> Stepper:
         return make_optimizer(self.context.training.optimizer, model)
@@ -117,7 +117,5 @@ class LocalJob:
 
 def loaded_model(family: Family, variant: str, spec: InputSpec, tensors: dict[str, Tensor]) -> Net:
     """A model holding a copy of these tensors, without paying for an initialisation that would be overwritten."""
-    net = family.empty(variant, spec)
     # a copy: received tensors are views of the message, and methods compare with them after training
-    net.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, strict=True, assign=True)
-    return net
+    return skeleton(family, variant, spec).on({name: tensor.clone() for name, tensor in tensors.items()})

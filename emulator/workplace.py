@@ -25,6 +25,7 @@ from fleetbed.emulator.randomness import derive
 from fleetbed.emulator.storage import load_bundle, save_bundle
 from fleetbed.emulator.targets import target_tensors
 from fleetbed.models.base import Net
+from fleetbed.models.skeleton import skeleton
 
 #: a reference time is the median of at least so many repetitions that together take at least so long
 MEASURE_REPETITIONS, MEASURE_SECONDS = 7, 0.5
@@ -46,6 +47,8 @@ class Workplace:
         dataset = open_dataset(Path(setup.dataset))
         split = Split.from_json((folder / "partition.json").read_bytes())
         context = make_context(config, dataset, split, setup.clients)
+        for variant in context.variants:
+            skeleton(context.family, variant, context.spec)  # here, once, and not in every client
         return cls(folder, dataset, split, context, load_method(config.algorithm, context))
 
     def warm_up(self) -> None:
