@@ -81,6 +81,8 @@ class Broker:
         self._router = self._context.socket(zmq.ROUTER)
         self._router.linger = 0
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._router.setsockopt(zmq.HEARTBEAT_IVL, wire.HEARTBEAT_MS)
+        self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, wire.HEARTBEAT_TIMEOUT_MS)
         wire.tune(self._router)
         self._monitor = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self.address = launcher.address

@@ -25,8 +25,9 @@ from fleetbed.emulator.bundle import Bundle, Value
 MAX_TENSORS = 20_000
 MAX_MESSAGE_BYTES = 4 << 30
 MAX_HEADER_BYTES = 16 << 20
-#: ZeroMQ's own heartbeats: answered by its input/output thread, so a held GIL does not stop them but SIGSTOP does
-HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 2_000, 10_000
+#: ZeroMQ's own heartbeats: answered by its input/output thread, so a held GIL does not stop them but SIGSTOP does. Only
+#: the broker asks: its workers die with it anyway, and a thousand that ask would keep a core busy for nothing.
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 10_000
 #: a tensor below this travels in the manifest, as long as those before it have not filled it
 SMALL_BYTES, MAX_INLINE_BYTES = 1 << 14, 1 << 20
 #: below this a received frame is copied: ZeroMQ packs small frames into one buffer, where they lie unaligned
@@ -75,8 +76,6 @@ C = TypeVar("C")
 
 def tune(socket: zmq.Socket[bytes]) -> None:
     """What broker and workers set alike on their sockets."""
-    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.copy_threshold = LEND_FROM_BYTES
 
