@@ -1,84 +1,157 @@
-"""What a round costs beside the training in it: fleetbed against two bare processes and against Flower.
+"""What a round costs beside the training in it: fleetbed against bare processes and against Flower.
 
-    python tests/benchmarks/round_cost.py [--samples 96 16] [--rounds 20] [--repetitions 3] [--flower DIR]
+    python tests/benchmarks/round_cost.py [--samples 96 16] [--rounds 10] [--repetitions 3] [--flower DIR]
 
 A hundred clients, ten a round, ResNet10 at 3x32x32, FedAvg, SGD, batch 16, one thread per process, on all cores.
 
-- *bare*: as many processes as cores, which stay; each loads the same weights into its one model and trains, client by
-  client, by a loop written by hand with torch's fused SGD. No message, no merge, no record, no checkpoint.
-- *fleetbed*: `fleetbed run` with a process per client, records, a checkpoint after every round and the caps on memory.
-  A round is from the end of the one before it to its own end; the first one is left out, later ones in which a client
-  trains for the first time are not.
-- *Flower*: its simulation on Ray, one CPU per client, the clients' code as that of the bare processes; measured
-  between the starts of rounds. With `--flower` it is installed into that folder, once; torch is borrowed from here.
+bare      as many processes as cores, which stay; each loads the same weights into its one model and trains, client by
+          client, by a loop written by hand with torch's fused SGD; no message, no merge, no record, no checkpoint
+fleetbed  `fleetbed run` with a process per client, the caps on memory, records, and a checkpoint after every round; a
+          round is from the end of the one before to its own end, so the first is left out, but not those in which a
+          client trains for the first time
+Flower    its simulation on Ray, one CPU per client, the clients' code that of the bare processes; from the start of a
+          round to that of the next, the first left out too
 
-The three take turns in each repetition. The table has medians and ranges over the repetitions.
+They take turns in each repetition; the table has medians and ranges over the repetitions. With --flower Flower is
+installed into that folder, unless it is there, and borrows torch and the model from this environment.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import sqlite3
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 from round_setting import bare, spread, write_experiment
 
-
-@dataclass
-class Figures:
-    bare_s: list[float] = field(default_factory=list)
-    ours_s: list[float] = field(default_factory=list)
-    ours_whole_s: list[float] = field(default_factory=list)
+HERE = Path(__file__).parent
+Figures = dict[str, list[float]]
 
 
 def ours(experiment: Path, folder: Path) -> tuple[float, float]:
-    """Mean seconds of a round, and of the whole command."""
+    """Mean seconds of a round, and seconds of the whole command."""
     out = folder / "out"
     command = Path(sys.executable).with_name("fleetbed")
     start = time.perf_counter()
-    subprocess.run(
-        [command, "run", experiment, "--profiles", folder, "--out", out], check=True, stdout=subprocess.DEVNULL
-    )
+    _run([command, "run", experiment, "--profiles", folder, "--out", out])
     whole_s = time.perf_counter() - start
-    ((found),) = out.rglob("run.sqlite")
-    with sqlite3.connect(found) as db:
+    (records,) = out.rglob("run.sqlite")
+    with sqlite3.connect(records) as db:
         ends = [end for (end,) in db.execute("SELECT host_end_s FROM rounds ORDER BY version")]
     shutil.rmtree(out)
     return (ends[-1] - ends[0]) / (len(ends) - 1), whole_s
 
 
+def flower(python: Path, data: Path, samples: int, rounds: int) -> tuple[float, float]:
+    """Mean seconds of a round, and seconds of the whole command."""
+    start = time.perf_counter()
+    said = _run([python, HERE / "flower_rounds.py", data, str(samples), str(rounds)])
+    whole_s = time.perf_counter() - start
+    return statistics.mean(json.loads(said.splitlines()[-1])[1:]), whole_s
+
+
+def install_flower(folder: Path) -> Path | None:
+    """The Python of an environment with Flower, made if it is not there; None, with a sentence, if that fails."""
+    python = folder / "bin" / "python"
+    if not python.exists():
+        try:
+            _run([sys.executable, "-m", "venv", folder])
+            _run([python, "-m", "pip", "install", "--quiet", "flwr[simulation]"])
+        except subprocess.CalledProcessError as error:
+            print(f"Flower could not be installed and is left out: {error.stderr.strip()[-500:]}", file=sys.stderr)
+            return None
+        inside = _run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
+        borrowed = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+        (Path(inside) / "zz_borrowed.pth").write_text(borrowed)
+    about = (
+        "import flwr, ray, torch; print(f'Flower {flwr.__version__}, Ray {ray.__version__}, torch {torch.__version__}')"
+    )
+    print(_run([python, "-c", about]).strip(), end="\n\n")
+    return python
+
+
+def _run(command: Sequence[str | Path]) -> str:
+    """What it printed; what went wrong is shown, for the commands' own words are the best there are."""
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    except subprocess.CalledProcessError as error:
+        print(error.stderr, file=sys.stderr)
+        raise
+
+
+def measure(samples: int, asked: argparse.Namespace, python: Path | None, folder: Path) -> Figures:
+    experiment = write_experiment(folder, samples=samples, rounds=asked.rounds, source=asked.source)
+    data = folder / f"noise-100x{samples}.npz"
+    figures: Figures = {"bare": [], "ours": [], "ours whole": [], "flower": [], "flower whole": []}
+    for _ in range(asked.repetitions):
+        figures["bare"].append(statistics.mean(bare(data, samples, asked.rounds, len(os.sched_getaffinity(0)))))
+        for key, value in zip(("ours", "ours whole"), ours(experiment, folder), strict=True):
+            figures[key].append(value)
+        if python is not None:
+            for key, value in zip(("flower", "flower whole"), flower(python, data, samples, asked.rounds), strict=True):
+                figures[key].append(value)
+    return figures
+
+
+def kept(file: Path | None, samples: int, figures: Figures) -> Figures:
+    """These figures after those of earlier runs in the file, which has them all afterwards."""
+    if file is None:
+        return figures
+    before = json.loads(file.read_text()) if file.exists() else {}
+    earlier = before.get(str(samples), {})
+    before[str(samples)] = {key: [*earlier.get(key, []), *values] for key, values in figures.items()}
+    file.write_text(json.dumps(before))
+    return dict(before[str(samples)])
+
+
+def row(samples: int, figures: Figures) -> str:
+    def over(one: str, other: str) -> str:
+        pairs = zip(figures[one], figures[other], strict=False)
+        ratios = [a / b for a, b in pairs]
+        return spread(ratios) if ratios else "-"
+
+    def seconds(key: str) -> str:
+        return spread(figures[key]) if figures[key] else "-"
+
+    cells = [
+        *(seconds(key) for key in ("bare", "ours", "flower")),
+        over("ours", "bare"),
+        over("flower", "bare"),
+        over("flower", "ours"),
+        seconds("ours whole"),
+        seconds("flower whole"),
+        over("flower whole", "ours whole"),
+    ]
+    return f"| {samples} | {' | '.join(cells)} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, nargs="+", default=[96, 16], help="samples per client")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--source", default="modelled", choices=["modelled", "calibrated"], help="timing.source")
+    parser.add_argument("--flower", type=Path, metavar="DIR", help="Flower's environment, made if it is not there")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="add to the repetitions in this file, print them all")
     asked = parser.parse_args()
-    cores = len(os.sched_getaffinity(0))
-    print("| samples per client | bare s/round | fleetbed s/round | fleetbed / bare |")
-    print("|---|---|---|---|")
+    python = install_flower(asked.flower.absolute()) if asked.flower is not None else None
+    heads = ["samples", "bare s/round", "fleetbed s/round", "Flower s/round", "fleetbed/bare", "Flower/bare"]
+    heads += ["Flower/fleetbed", "fleetbed whole s", "Flower whole s", "Flower/fleetbed whole"]
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
         for samples in asked.samples:
-            experiment = write_experiment(folder, samples=samples, rounds=asked.rounds, source=asked.source)
-            data = folder / f"noise-100x{samples}.npz"
-            figures = Figures()
-            for _ in range(asked.repetitions):
-                figures.bare_s.append(statistics.mean(bare(data, samples, asked.rounds, cores)))
-                round_s, whole_s = ours(experiment, folder)
-                figures.ours_s.append(round_s)
-                figures.ours_whole_s.append(whole_s)
-            ratios = [mine / theirs for mine, theirs in zip(figures.ours_s, figures.bare_s, strict=True)]
-            print(f"| {samples} | {spread(figures.bare_s)} | {spread(figures.ours_s)} | {spread(ratios)} |", flush=True)
-            print("whole", spread(figures.ours_whole_s))
+            figures = kept(asked.keep, samples, measure(samples, asked, python, Path(name)))
+            print(row(samples, figures), flush=True)
 
 
 if __name__ == "__main__":

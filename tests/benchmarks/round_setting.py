@@ -5,9 +5,11 @@ A hundred clients, ten a round, ResNet10 at 3x32x32, SGD with momentum, batch 16
 
 from __future__ import annotations
 
+import multiprocessing
 import statistics
 import time
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -133,8 +135,8 @@ class PlainTraining:
             loss.item()
 
 
-def bare_rounds(connection, data: Path, samples: int, clients: int) -> None:
-    """One of the bare processes: for every word from the other end, load the same weights and train, client by client."""
+def bare_rounds(connection: Connection, data: Path, samples: int, clients: int) -> None:
+    """One of the bare processes: whenever it is told to, it loads the same weights and trains, client by client."""
     training = PlainTraining(data, samples)
     weights = {name: tensor.clone() for name, tensor in training.model.state_dict().items()}
     training.client(0, 0)  # torch compiles its kernels in every process anew
@@ -148,8 +150,6 @@ def bare_rounds(connection, data: Path, samples: int, clients: int) -> None:
 
 def bare(data: Path, samples: int, rounds: int, processes: int) -> list[float]:
     """Seconds of each round of the same training, its clients split over so many processes and nothing else."""
-    import multiprocessing
-
     context = multiprocessing.get_context("spawn")
     ends, workers = [], []
     for _ in range(processes):

@@ -1,0 +1,88 @@
+"""The rounds of round_cost.py in Flower's simulation. Run by that script, with the Python of Flower's environment.
+
+    python flower_rounds.py DATA SAMPLES ROUNDS
+
+Prints the seconds of each round but the last, between the starts of rounds, as JSON in its last line. The clients' code
+is the plain training that the bare processes do; an actor of Ray keeps data and model between tasks, as they do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+from round_setting import CLIENTS, PER_ROUND, PlainTraining
+
+started: list[float] = []
+
+
+@cache
+def training(data: str, samples: int) -> PlainTraining:
+    return PlainTraining(Path(data), samples)
+
+
+def client_app(data: str, samples: int) -> ClientApp:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        plain = training(data, samples)
+        plain.model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        number = int(context.node_config["partition-id"])
+        plain.client(number, number)
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord(plain.model.state_dict()),
+                "metrics": MetricRecord({"num-examples": samples}),
+            }
+        )
+        return Message(content=content, reply_to=message)
+
+    return app
+
+
+class TimedFedAvg(FedAvg):
+    def configure_train(self, *args: object, **kwargs: object) -> object:
+        started.append(time.perf_counter())
+        return super().configure_train(*args, **kwargs)
+
+
+def server_app(data: str, samples: int, rounds: int) -> ServerApp:
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        del context
+        strategy = TimedFedAvg(fraction_train=PER_ROUND / CLIENTS, fraction_evaluate=0.0, min_available_nodes=CLIENTS)
+        strategy.start(grid, ArrayRecord(training(data, samples).model.state_dict()), num_rounds=rounds)
+        started.append(time.perf_counter())
+
+    return app
+
+
+def main() -> None:
+    data, samples, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    run_simulation(
+        server_app(data, samples, rounds),
+        client_app(data, samples),
+        num_supernodes=CLIENTS,
+        backend_config={
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            "init_args": {"num_cpus": len(os.sched_getaffinity(0)), "include_dashboard": False},
+        },
+    )
+    print(json.dumps([later - earlier for earlier, later in pairwise(started)]))
+
+
+if __name__ == "__main__":
+    main()
