@@ -36,8 +36,10 @@ class Fleet:
         self._trials = 0
         self.executor: Executor
         setup = self._write_setup(())
+        # As in a client's process: other thread counts give other bits. And threads of the broker's own would spin for
+        # the cores that the clients train on.
+        torch.set_num_threads(1)
         if self._mode == "inline":
-            torch.set_num_threads(1)  # as in a client's process: other thread counts give other bits
             self.executor = self._inline = InlineExecutor(Workplace.open(setup))
             return
         capacity = pacing.capacity(host.cores()) if self._paced else float(host.cores())
