@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-import numpy as np
+from numpy.random import Generator, Philox  # by name: numpy loads them late, which would be in every client
 import torch
 
 
@@ -14,8 +14,8 @@ def derive(seed: int, *key: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def numpy_rng(seed: int, *key: int | str) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(derive(seed, *key)))
+def numpy_rng(seed: int, *key: int | str) -> Generator:
+    return Generator(Philox(derive(seed, *key)))
 
 
 def torch_rng(seed: int, *key: int | str) -> torch.Generator:

@@ -86,7 +86,10 @@ class Workplace:
             most_steps=order.most_steps,
         )
         # dropout and other layers draw from torch's global stream: keyed too, so that no other task shifts it
-        torch.manual_seed(job.seed("model"))
+        if device == "cpu":  # alone: torch.manual_seed notes the call, with its stack, for GPUs that are not in use
+            torch.default_generator.manual_seed(job.seed("model"))
+        else:
+            torch.manual_seed(job.seed("model"))
         return self.method.client(job, order.stage), job
 
     def keep(self, order: Train, keep: Bundle | None) -> str | None:
