@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from numpy.random import Generator, Philox  # by name: numpy loads them late, which would be in every client
 import torch
+from numpy.random import Generator, Philox  # by name: numpy loads them late, which would be in every client
 
 
 def derive(seed: int, *key: int | str) -> int:
