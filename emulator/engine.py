@@ -64,6 +64,7 @@ class Engine:
         self._tick = tick
         self.started_s = started_s
         self._replies: dict[int, Bundle] = {}
+        self._flaws: dict[int, str] = {}  # why a reply will be refused, by task
         self._outcomes: dict[int, Outcome] = {}
         self.progress = progress
         self.last_arrival: int | None = None  # the client whose result came last, for whoever watches
@@ -100,7 +101,7 @@ class Engine:
                 outcome = self.executor.wait(task.number)
                 if outcome.kind != "ok":
                     raise FleetbedError(f"task {task.number} was done before and failed now: {outcome.detail}")
-                self._replies[task.number] = wire.unpack(outcome.frames)
+                self._take_reply(task, outcome)
             if task.outcome:  # its row was taken back together with those that will happen again
                 self._write(task)
 
@@ -178,12 +179,18 @@ class Engine:
         self._stop_computing(task)
         task.take(outcome.answer)
         try:
-            self._replies[task.number] = wire.unpack(outcome.frames)
+            self._take_reply(task, outcome)
         except wire.WireError as error:
             self._end(task, "refused", f"it sent rubbish: {error}")
             return
         task.bytes_up = wire.size_of(outcome.frames)
         self._dispatcher.transfer(Kind.UPLOADED, task, task.bytes_up)
+
+    def _take_reply(self, task: Task, outcome: Outcome) -> None:
+        """Unpack a reply and look through it now, while others train: when it has arrived, all may wait for it."""
+        reply = self._replies[task.number] = wire.unpack(outcome.frames)
+        if (bad := reply.first_not_finite()) is not None:
+            self._flaws[task.number] = f"{bad} holds a value that is not finite"
 
     def _stop_computing(self, task: Task) -> None:
         now_s = self.progress.timeline.now_s
@@ -194,11 +201,8 @@ class Engine:
     def _uploaded(self, task: Task) -> None:
         task.uploaded_s = self.progress.timeline.now_s
         self.last_arrival = task.client
-        bad = self._replies[task.number].first_not_finite()
-        if bad is not None:
-            self._end(task, "refused", f"{bad} holds a value that is not finite")
-        else:
-            self._end(task, "ok", "")
+        flaw = self._flaws.get(task.number, "")
+        self._end(task, "refused" if flaw else "ok", flaw)
 
     def _end(self, task: Task, outcome: str, detail: str) -> None:
         """A task's one outcome; the policy decides what follows from it."""
@@ -258,7 +262,7 @@ class Engine:
             )
 
     def _forget(self, task: Task) -> None:
-        for table in (self.progress.tasks, self.progress.sent, self._replies, self._outcomes):
+        for table in (self.progress.tasks, self.progress.sent, self._replies, self._flaws, self._outcomes):
             table.pop(task.number, None)
 
     # rounds and merges
@@ -376,8 +380,7 @@ class Engine:
 
     def _evaluate(self, finished_round: int) -> None:
         experiment, p = self.config.experiment, self.progress
-        last = p.policy.round > experiment.rounds
-        if finished_round % experiment.evaluation.every == 0 or last:
+        if finished_round % experiment.evaluation.every == 0 or p.policy.round > experiment.rounds:
             p.evaluated = Moment(p.version, finished_round, p.timeline.now_s)
             self._submit_evaluation(p.evaluated)
 
