@@ -227,7 +227,7 @@ class Broker:
 
     def _drain_router(self) -> None:
         for _ in range(MOST_AT_ONCE):
-            if not self._router.getsockopt(EVENTS) & READABLE:
+            if not int(self._router.getsockopt(EVENTS)) & READABLE:
                 return
             self._hear()
 

@@ -26,7 +26,7 @@ MAX_TENSORS = 20_000
 MAX_MESSAGE_BYTES = 4 << 30
 MAX_HEADER_BYTES = 16 << 20
 #: ZeroMQ's own heartbeats: answered by its input/output thread, so a held GIL does not stop them but SIGSTOP does. Only
-#: the broker asks: its workers die with it anyway, and a thousand that ask would keep a core busy for nothing.
+#: the broker asks: its workers die with it anyway, and everybody's asking was most of what an idle fleet cost.
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 10_000
 #: a tensor below this travels in the manifest, as long as those before it have not filled it
 SMALL_BYTES, MAX_INLINE_BYTES = 1 << 14, 1 << 20
@@ -49,7 +49,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 DTYPE_NAMES = {torch.from_numpy(np.empty(0, dtype)).dtype: name for name, dtype in DTYPES.items()}
 
-Buffer = Any  # bytes, memoryview or zmq.Frame: what zmq takes and gives
+Buffer = Any  # bytes, a memoryview of bytes or a zmq.Frame: what zmq takes and gives, with its size as `len`
 Transform = Callable[[Bundle], Bundle]  # the hook for compression or quantisation between tensors and frames
 
 
@@ -109,7 +109,7 @@ def pack(bundle: Bundle) -> list[Buffer]:
             inline += size
         else:
             specs.append(about)
-            buffers.append(memoryview(np.ascontiguousarray(array)).cast("B"))
+            buffers.append(np.ascontiguousarray(array).data.cast("B"))
     return [_encode((specs, bundle.values)), *buffers]
 
 
@@ -149,7 +149,7 @@ def _tensor(spec: TensorSpec, data: Buffer) -> Tensor:
     if dtype is None:
         raise WireError(f"tensor {spec.name!r} has the unknown type {spec.dtype!r}")
     declared = math.prod(spec.shape) * dtype.itemsize
-    found = _length(data)
+    found = len(data)
     if declared != found:
         raise WireError(f"tensor {spec.name!r} declares {declared} bytes and has {found}")
     try:
@@ -167,18 +167,14 @@ def parse_control(decoder: msgspec.msgpack.Decoder[C], frame: Buffer) -> C:
 
 
 def _checked(decode: Callable[[Any], C], frame: Buffer) -> C:
-    if _length(frame) > MAX_HEADER_BYTES:
-        raise WireError(f"a header of {_length(frame)} bytes, above {MAX_HEADER_BYTES}")
+    if len(frame) > MAX_HEADER_BYTES:
+        raise WireError(f"a header of {len(frame)} bytes, above {MAX_HEADER_BYTES}")
     try:
-        return decode(frame.buffer if isinstance(frame, zmq.Frame) else frame)
+        return decode(frame)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"a header that does not fit its type: {error}") from error
 
 
 def size_of(frames: Sequence[Buffer]) -> int:
     """The bytes that travel: manifest and tensors (give it the frames without the control frame)."""
-    return sum(_length(frame) for frame in frames)
-
-
-def _length(frame: Buffer) -> int:
-    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
+    return sum(map(len, frames))

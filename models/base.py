@@ -199,15 +199,28 @@ def scatter_add(into: Tensors, part: Mapping[str, Tensor], index: Mapping[str, I
     """Add a variant's tensors in place where they belong in the full ones."""
     for name, parts in index.items():
         full, piece = into[name], part[name].to(into[name].dtype)
-        leading = max((dim + 1 for dim, rows in enumerate(parts) if rows is not None), default=0)
-        if leading == 0:
-            full += piece
+        window = _window(full, parts)
+        if window is not None:
+            window += piece
             continue
         # Trailing whole dimensions (a convolution's kernel) are left out of the grid, or it would be larger than
         # the tensor. No row is named twice: reading, adding and writing back is the same as accumulating.
+        leading = max(dim + 1 for dim, rows in enumerate(parts) if rows is not None)
         rows = (torch.arange(full.shape[d]) if (r := parts[d]) is None else r for d in range(leading))
         grid = torch.meshgrid(*rows, indexing="ij")
         full.index_put_(grid, full[grid] + piece)
+
+
+def _window(full: Tensor, parts: Index) -> Tensor | None:
+    """The part as a view of the full tensor, where its rows follow one another."""
+    for dim, rows in enumerate(parts):
+        if rows is None:
+            continue
+        array = rows.numpy()
+        if not array.size or (array[1:] - array[:-1] != 1).any():
+            return None
+        full = full.narrow(dim, int(array[0]), array.size)
+    return full
 
 
 def load_tensors(net: nn.Module, tensors: Mapping[str, Tensor], source: str = "the checkpoint") -> None:

@@ -30,7 +30,8 @@ from fleetbed.profiles.errors import BadInput
 Weighting = Literal["clients", "samples"]
 ALL_SECTIONS: frozenset[Section] = frozenset({"extractor", "intermediate", "classifier"})
 #: so many elements are summed over all clients before the next ones: their sum stays in the cache
-CHUNK = 1 << 16
+CHUNK = 1 << 15
+LEAST_MASS = 1e-30
 
 
 class Averaging(Algorithm):
@@ -186,19 +187,31 @@ def _mean(full: Tensor, parts: list[_Part]) -> Tensor:
     """The mean change of one tensor, as a fresh tensor of its full shape."""
     if not full.is_floating_point():  # a counter: it becomes the largest
         return torch.stack([full, *(p.after for p in parts)]).amax(0) - full
-    mean = torch.zeros(full.shape)
     if all(rows is None for p in parts for rows in p.rows):
-        total = sum(p.omega for p in parts)
-        flat = [(p.after.reshape(-1), p.sent.reshape(-1), p.scale / total) for p in parts]
-        for start in range(0, mean.numel(), CHUNK):
-            here = slice(start, start + CHUNK)
-            sums = mean.view(-1)[here]
-            for after, sent, scale in flat:
-                # differences first: what nobody changed moves by exactly 0
-                sums.add_(after[here] - sent[here], alpha=scale)
-        return mean
-    mass = torch.zeros(full.shape)
+        return _sum(parts, sum(p.omega for p in parts))
+    mean, mass = torch.zeros(full.shape), torch.zeros(full.shape)
+    same_rows: dict[int, list[_Part]] = {}
     for p in parts:
-        scatter_add({"": mean}, {"": (p.after - p.sent) * p.scale}, {"": p.rows})
-        scatter_add({"": mass}, {"": torch.full(p.after.shape, p.omega)}, {"": p.rows})
-    return mean.div_(mass.where(mass > 0, 1.0))
+        same_rows.setdefault(id(p.rows), []).append(p)
+    for group in same_rows.values():
+        rows, shape = group[0].rows, group[0].after.shape
+        scatter_add({"": mean}, {"": _sum(group, 1.0)}, {"": rows})
+        scatter_add({"": mass}, {"": torch.full((), sum(p.omega for p in group)).expand(shape)}, {"": rows})
+    return mean.div_(mass.clamp_(min=LEAST_MASS))  # where nobody holds an element its sum is 0
+
+
+def _sum(parts: list[_Part], total: float) -> Tensor:
+    """The sum of the changes, each by its scale, over `total`. Differences first: what nobody changed moves by 0."""
+    sums = torch.zeros(parts[0].after.shape)
+    if sums.numel() <= CHUNK:
+        for p in parts:
+            sums.add_(p.after - p.sent, alpha=p.scale / total)
+        return sums
+    changes = [(p.after.reshape(-1).split(CHUNK), p.sent.reshape(-1).split(CHUNK), p.scale / total) for p in parts]
+    room = torch.empty(CHUNK)
+    for position, chunk in enumerate(sums.view(-1).split(CHUNK)):
+        change = room[: chunk.numel()]
+        for after, sent, scale in changes:
+            torch.sub(after[position], sent[position], out=change)
+            chunk.add_(change, alpha=scale)
+    return sums

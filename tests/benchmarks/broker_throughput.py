@@ -147,22 +147,26 @@ def fleetbed_side(bundle: Bundle, clients: int, seconds: float) -> float:
 def bare_side(frames: list[bytes], clients: int, seconds: float) -> float:
     """Round trips a second of the same frames through bare pyzmq: nothing is decoded or checked."""
     copy = sum(map(len, frames)) < COPY_BELOW_BYTES
-    with tempfile.TemporaryDirectory() as folder, bare_clients(f"ipc://{folder}/bare", clients, copy):
-        with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-            router.linger = 0
-            router.bind(f"ipc://{folder}/bare")
-            idle = [router.recv_multipart()[0] for _ in range(clients)]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        bare_clients(f"ipc://{folder}/bare", clients, copy),
+        zmq.Context() as context,
+        context.socket(zmq.ROUTER) as router,
+    ):
+        router.linger = 0
+        router.bind(f"ipc://{folder}/bare")
+        idle = [router.recv_multipart()[0] for _ in range(clients)]
 
-            def submit() -> None:
-                router.send_multipart([idle.pop(), *frames], copy=copy)
+        def submit() -> None:
+            router.send_multipart([idle.pop(), *frames], copy=copy)
 
-            def take() -> None:
-                identity, *answer = router.recv_multipart(copy=copy)
-                if len(answer) != len(frames):
-                    raise RuntimeError("a message was lost")
-                idle.append(identity)
+        def take() -> None:
+            identity, *answer = router.recv_multipart(copy=copy)
+            if len(answer) != len(frames):
+                raise RuntimeError("a message was lost")
+            idle.append(identity)
 
-            return closed_loop(submit, take, clients, seconds)
+        return closed_loop(submit, take, clients, seconds)
 
 
 @contextlib.contextmanager
