@@ -1,9 +1,10 @@
 """The rounds of round_cost.py in Flower's simulation. Run by that script, with the Python of Flower's environment.
 
-    python flower_rounds.py DATA SAMPLES ROUNDS
+    PYTHONPATH=tests/benchmarks python -c "import flower_rounds; flower_rounds.main()" DATA SAMPLES ROUNDS
 
-Prints the seconds of each round but the last, between the starts of rounds, as JSON in its last line. The clients' code
-is the plain training that the bare processes do; an actor of Ray keeps data and model between tasks, as they do.
+Imported, since Ray's actors could not find the functions of a main module. Prints the seconds of each round, from its
+start to that of the next, as JSON in its last line. The clients' code is the plain training that the bare processes do;
+an actor of Ray keeps data and model between tasks, as they do.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterable
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -56,6 +58,13 @@ class TimedFedAvg(FedAvg):
         started.append(time.perf_counter())
         return super().configure_train(*args, **kwargs)
 
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> object:
+        replies = list(replies)
+        for reply in replies:
+            if reply.has_error():  # it would go on without them, and be quick
+                raise RuntimeError(reply.error)
+        return super().aggregate_train(server_round, replies)
+
 
 def server_app(data: str, samples: int, rounds: int) -> ServerApp:
     app = ServerApp()
@@ -82,7 +91,3 @@ def main() -> None:
         },
     )
     print(json.dumps([later - earlier for earlier, later in pairwise(started)]))
-
-
-if __name__ == "__main__":
-    main()

@@ -34,7 +34,7 @@ from pathlib import Path
 
 from round_setting import bare, spread, write_experiment
 
-HERE = Path(__file__).parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.absolute())}
 Figures = dict[str, list[float]]
 
 
@@ -55,7 +55,7 @@ def ours(experiment: Path, folder: Path) -> tuple[float, float]:
 def flower(python: Path, data: Path, samples: int, rounds: int) -> tuple[float, float]:
     """Mean seconds of a round, and seconds of the whole command."""
     start = time.perf_counter()
-    said = _run([python, HERE / "flower_rounds.py", data, str(samples), str(rounds)])
+    said = _run([python, "-c", "import flower_rounds; flower_rounds.main()", data, str(samples), str(rounds)])
     whole_s = time.perf_counter() - start
     return statistics.mean(json.loads(said.splitlines()[-1])[1:]), whole_s
 
@@ -83,7 +83,7 @@ def install_flower(folder: Path) -> Path | None:
 def _run(command: Sequence[str | Path]) -> str:
     """What it printed; what went wrong is shown, for the commands' own words are the best there are."""
     try:
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(command, check=True, capture_output=True, text=True, env=ENVIRONMENT).stdout
     except subprocess.CalledProcessError as error:
         print(error.stderr, file=sys.stderr)
         raise
