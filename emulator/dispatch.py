@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from msgspec.structs import replace
 
 from fleetbed.emulator import wire
@@ -127,13 +129,29 @@ class Dispatcher:
         """
         device, variant, number = who.spec.device, who.client.variant, self._progress.next_task
         plan = self._planner.plan(device, variant, work, number)
-        if not (self._policy.partial and self._policy.deadline_s and plan.step_s):
+        deadline_s = self._policy.deadline_s
+        if not (self._policy.partial and deadline_s and plan.step_s):
             return plan, None
-        link, server = who.spec.link, self._layout.server_link
-        transfers_s = sum(transfer_s(link, server, size_bytes, up=up) for up in (False, True))
-        beside_s = plan.total_s - work.steps * plan.step_s + transfers_s
-        steps = int((self._policy.deadline_s - beside_s) / plan.step_s)
+        now_s = self._progress.timeline.now_s
+        beside_s = plan.total_s - work.steps * plan.step_s + self._transfer_s(who, size_bytes, now_s, up=False)
+
+        def is_late(steps: int) -> bool:
+            compute_end_s = beside_s + steps * plan.step_s
+            return compute_end_s + self._transfer_s(who, size_bytes, now_s + compute_end_s, up=True) > deadline_s
+
+        steps = bisect_left(
+            range(1, work.steps + 1), True, key=is_late
+        )  # who begins to upload later is not done sooner
         if steps >= work.steps:
             return plan, None
         steps = max(1, steps)
         return self._planner.plan(device, variant, replace(work, steps=steps), number), steps
+
+    def _transfer_s(self, who: Participant, size_bytes: int, start_s: float, *, up: bool) -> float:
+        """How long a transfer takes that is alone, over the client's link as its trace will have it."""
+        link, server, rates = who.spec.link, self._layout.server_link, self._layout.rates
+        if rates is None:
+            return transfer_s(link, server, size_bytes, up=up)
+        most_bit_s = 1e6 * (server.down_mbit_s if up else server.up_mbit_s)
+        bits_s = rates.seconds(who.spec.number, start_s, 8.0 * size_bytes, most_bit_s)
+        return bits_s + transfer_s(link, server, 0, up=up)

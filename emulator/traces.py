@@ -43,6 +43,17 @@ class Bandwidth(Struct, frozen=True):
         until = self.times_s[position + 1] if position + 1 < len(self.times_s) else self.end_s
         return self.rates_bit_s[position], until - inside
 
+    def seconds(self, start_s: float, bits: float, most_bit_s: float) -> float:
+        """How long so many bits take from then on, at `most_bit_s` where the trace allows more."""
+        now_s = start_s
+        while True:
+            rate, lasts_s = self.at(now_s)
+            rate = min(rate, most_bit_s)
+            if bits <= rate * lasts_s:
+                return now_s - start_s + (bits / rate if bits else 0.0)
+            bits -= rate * lasts_s
+            now_s += lasts_s
+
 
 class Rates(Struct, frozen=True):
     """The bandwidth of every client: the traces in turn, each client from a place of its own on."""
@@ -52,7 +63,13 @@ class Rates(Struct, frozen=True):
 
     def at(self, client: int, time_s: float) -> tuple[float, float]:
         """The rate in bit/s of a client's link, and how long it holds."""
-        return self.traces[client % len(self.traces)].at(time_s + self.offsets_s[client])
+        return self._trace(client).at(time_s + self.offsets_s[client])
+
+    def seconds(self, client: int, start_s: float, bits: float, most_bit_s: float) -> float:
+        return self._trace(client).seconds(start_s + self.offsets_s[client], bits, most_bit_s)
+
+    def _trace(self, client: int) -> Bandwidth:
+        return self.traces[client % len(self.traces)]
 
 
 def load_presence(experiment: Experiment, clients: int) -> Presence | None:

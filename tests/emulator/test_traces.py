@@ -36,6 +36,17 @@ def test_a_bandwidth_holds_until_the_next_line_and_starts_over_after_the_last(tm
     assert trace.at(3.0) == (4e6, 1.0)  # the last line only says when it ends
 
 
+def test_a_transfer_takes_as_long_as_the_lines_that_it_crosses_allow(tmp_path: Path) -> None:
+    trace = read_bandwidth(file(tmp_path, "0\t4\n1\t0\n3\t1\n5\t9\n"))  # 4 Mbit, a gap of 2 s, 2 Mbit in 2 s
+    fast = 1e9
+    assert trace.seconds(0.0, 2e6, fast) == 0.5
+    assert trace.seconds(0.0, 5e6, fast) == 1 + 2 + 1
+    assert trace.seconds(0.5, 3e6, fast) == 0.5 + 2 + 1
+    assert trace.seconds(0.0, 6e6 + 4e6, fast) == 5 + 1  # it starts over
+    assert trace.seconds(0.0, 2e6, 2e6) == 1  # the other end allows no more
+    assert trace.seconds(1.0, 0.0, fast) == 0
+
+
 def test_every_change_is_reached_in_as_many_steps_as_there_are_lines(tmp_path: Path) -> None:
     trace = read_bandwidth(file(tmp_path, "0\t1\n0.549999952316\t2\n0.879999876022\t3\n1.7\t1\n"))
     now_s = 12345.678
