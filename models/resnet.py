@@ -32,10 +32,13 @@ RATES = {"sixteenth": 1 / 16, "eighth": 1 / 8, "quarter": 1 / 4, "half": 1 / 2, 
 
 class ResNetOptions(Options, frozen=True, kw_only=True):
     """`base_width` is the width of the first stage, doubled in each of the next three; `stem` is ImageNet's
-    7x7 of stride 2 with max-pooling, or a 3x3 of stride 1 without it, which keeps small images large."""
+    7x7 of stride 2 with max-pooling, or a 3x3 of stride 1 without it, which keeps small images large.
+    `zero_init_residual` starts every block as its shortcut, as torchvision's option does: deep variants then learn as
+    soon as shallow ones, which short runs need."""
 
     base_width: Count = 64
     stem: Stem = "7x7"
+    zero_init_residual: bool = False
 
 
 class Cut(NamedTuple):
@@ -76,10 +79,11 @@ class ResNet(Net):
     classifier_parts = frozenset({"fc"})
 
     def __init__(
-        self, blocks: tuple[int, ...], widths: tuple[int, ...], stem: Stem, channels: int, classes: int
+        self, blocks: tuple[int, ...], widths: tuple[int, ...], options: ResNetOptions, channels: int, classes: int
     ) -> None:
         super().__init__()
-        if stem == "7x7":
+        self._zero_init_residual = options.zero_init_residual
+        if options.stem == "7x7":
             self.conv1 = nn.Conv2d(channels, widths[0], 7, stride=2, padding=3, bias=False)
             self.maxpool: nn.Module = nn.MaxPool2d(3, stride=2, padding=1)
         else:
@@ -93,6 +97,13 @@ class ResNet(Net):
         self.layer4 = _stage(blocks[3], widths[2], widths[3], stride=2)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(widths[3], classes)
+
+    def initialise(self) -> None:
+        super().initialise()
+        if self._zero_init_residual:
+            for module in self.modules():
+                if isinstance(module, BasicBlock):
+                    nn.init.zeros_(module.bn2.weight)
 
     def initialise_module(self, module: nn.Module) -> None:
         if isinstance(module, nn.Conv2d):
@@ -147,7 +158,7 @@ class ResNetFamily(Family):
         return tuple(ceil(rate * self.options.base_width * 2**stage) for stage in range(4))
 
     def make(self, variant: str, spec: InputSpec) -> Net:
-        return ResNet(self.cuts[variant].blocks, self.widths(variant), self.options.stem, spec.shape[0], spec.classes)
+        return ResNet(self.cuts[variant].blocks, self.widths(variant), self.options, spec.shape[0], spec.classes)
 
     def index(self, variant: str, spec: InputSpec, shift: int = 0) -> dict[str, Index]:
         tensors = self.outline(variant, spec).state_dict()

@@ -23,6 +23,15 @@ def test_resnet18_is_torchvisions() -> None:
     assert torch.equal(ours(x), theirs(x))
 
 
+def test_blocks_may_start_as_their_shortcut() -> None:
+    """What torchvision zeroes under this option, we zero, and nothing else."""
+    theirs = torchvision.models.resnet18(num_classes=10, zero_init_residual=True).state_dict()
+    ours = family("resnet-stage", {"zero_init_residual": True}).build("resnet18", InputSpec((3, 32, 32), 10))
+    zero = {name for name, tensor in ours.named_parameters() if not tensor.any()}
+    assert zero == {name for name in theirs if name.endswith(("weight", "bias")) and not theirs[name].any()}
+    assert "layer4.1.bn2.weight" in zero
+
+
 def test_the_static_window_is_the_first_channels() -> None:
     width = family("resnet-width", {"base_width": 8})
     full = width.build("resnet26-full", SPEC).state_dict()
