@@ -4,10 +4,11 @@
 
 Both sides run in turn, in one go, on the same ipc transport, each with a process of its own for every client, and each
 client has one message under way at a time. `fleetbed` is the broker itself (admission, ROUTER socket, checks, event
-loop, decoded tensors) and the loop that clients run, with a method that sends back what it was sent. `bare` is a pyzmq
-ROUTER with DEALERs that pass the same frames on without looking at them; `one frame` the same bytes as a single frame.
-`memcpy` copies the message once within a process. A round trip counts as two messages. Figures are medians over the
-repetitions; `of bare` is the median of the ratios, each taken within one repetition, with the lowest and the highest.
+loop, decoded tensors) and the loop that clients run, with a method that sends back what it was sent; in `broker alone`
+clients read the header only and pass the tensors' frames back as they are. `bare` is a pyzmq ROUTER with DEALERs that
+pass the same frames back without looking at them. `memcpy` copies the message within a process. A round trip counts
+as two messages. Figures are medians over the repetitions; `of bare` is the median of the ratios, each taken within one
+repetition, with the lowest and the highest.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from fleetbed.emulator.broker import Broker
 from fleetbed.emulator.bundle import Bundle
 from fleetbed.emulator.executor import Order
 from fleetbed.emulator.limits.plan import LimitPlan, Usage
-from fleetbed.emulator.messages import FromZygote, Spawn, ToZygote, Train, to_zygote
+from fleetbed.emulator.messages import FromZygote, Hello, Spawn, ToZygote, Train, Trained, to_worker, to_zygote
 from fleetbed.emulator.worker import serve
 
 UNITS = {"K": 1000, "M": 1000_000}
@@ -70,10 +71,41 @@ class NoLimits:
         return Usage(0.0, 0.0, 0, 0)
 
 
+def run_client(identity: str, address: str) -> None:
+    """The loop that clients run."""
+    serve(EchoPlace(), identity, address, NoLimits(), one_task=False)  # type: ignore[arg-type]
+
+
+def pass_back(identity: str, address: str) -> None:
+    """A client that costs next to nothing, so that what is measured is the broker."""
+    dealer = zmq.Context().socket(zmq.DEALER)
+    dealer.identity = identity.encode()
+    wire.tune(dealer)
+    dealer.connect(address)
+    dealer.send(wire.control(Hello(())))
+    answer = Trained(
+        task=0,
+        keep=None,
+        metrics={},
+        steps=0,
+        samples=0,
+        seconds=0.0,
+        cpu_s=0.0,
+        throttled_s=None,
+        peak_bytes=None,
+        anon_bytes=None,
+    )
+    while True:
+        control, *frames = wire.receive(dealer)
+        order = wire.parse_control(to_worker, control)
+        wire.send(dealer, [wire.control(msgspec.structs.replace(answer, task=order.task)), *frames])
+
+
 class Forks:
     """What the broker knows as its launcher: forks a client for every `Spawn`, from a process that has no sockets."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, client: Callable[[str, str], None]) -> None:
+        self._client = client
         self.address = f"ipc://{folder}/broker"
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._pid = os.fork()
@@ -92,7 +124,7 @@ class Forks:
             child = os.fork()
             if child == 0:
                 control.close()
-                serve(EchoPlace(), spawn.identity, self.address, NoLimits(), one_task=False)  # type: ignore[arg-type]
+                self._client(spawn.identity, self.address)
             children.append(child)
         end(children)
 
@@ -117,11 +149,13 @@ def end(children: list[int]) -> NoReturn:
     os._exit(0)
 
 
-def fleetbed_side(bundle: Bundle, clients: int, seconds: float) -> float:
+def fleetbed_side(
+    bundle: Bundle, clients: int, seconds: float, client: Callable[[str, str], None] = run_client
+) -> float:
     """Round trips a second through the broker: orders packed, sent, answered, and the answers decoded."""
     names = [f"client-{number:03d}" for number in range(clients)]
     with tempfile.TemporaryDirectory() as folder:
-        broker = Broker(Forks(Path(folder)), capacity=float(clients), one_task=False)  # type: ignore[arg-type]
+        broker = Broker(Forks(Path(folder), client), capacity=float(clients), one_task=False)  # type: ignore[arg-type]
         for name in names:
             broker.enlist(name, name, LimitPlan(name))
         broker.start(names)
@@ -228,14 +262,13 @@ def cell(size: str, clients: int, args: argparse.Namespace) -> list[str]:
     bundle = Bundle({f"layer{i}.weight": part for i, part in enumerate(torch.randn(count).chunk(args.tensors))})
     header = wire.control(Train(task=0, client=0, variant="v", stage="train", kept=None))
     frames = [header, *(bytes(frame) for frame in wire.pack(bundle))]
-    whole = [b"".join(frames)]
-    ours, bare, single = [], [], []
+    megabytes = sum(map(len, frames)) / 1e6
+    ours, alone, bare = [], [], []
     for _ in range(args.repetitions):
         ours.append(fleetbed_side(bundle, clients, args.seconds))
         bare.append(bare_side(frames, clients, args.seconds))
-        single.append(bare_side(whole, clients, args.seconds))
+        alone.append(fleetbed_side(bundle, clients, args.seconds, pass_back))
     copies = memcpy_rate(4 * count, args.seconds / 4)
-    megabytes = len(whole[0]) / 1e6
     return [
         size,
         f"{clients}",
@@ -245,7 +278,7 @@ def cell(size: str, clients: int, args: argparse.Namespace) -> list[str]:
         f"{2 * statistics.median(bare) * megabytes:,.0f}",
         f"{copies * megabytes:,.0f}",
         spread([o / b for o, b in zip(ours, bare, strict=True)], ".2f"),
-        spread([o / s for o, s in zip(ours, single, strict=True)], ".2f"),
+        spread([a / b for a, b in zip(alone, bare, strict=True)], ".2f"),
     ]
 
 
@@ -259,7 +292,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     head = ["message", "clients", "fleetbed msg/s", "bare msg/s", "fleetbed MB/s", "bare MB/s", "memcpy MB/s"]
-    head += ["of bare", "of bare, one frame"]
+    head += ["of bare", "broker alone, of bare"]
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
     for size in args.sizes.split(","):
         for clients in args.clients.split(","):
