@@ -166,7 +166,7 @@ def fit(
         return
     print_table(
         f"{asked.fleet}: {chosen.name} at batch {asked.training.batch} with {asked.training.optimizer.name}, "
-        f"{samples} samples, {asked.training.epochs} epochs; of the cap {asked.budgets.memory_margin:.0%} stays free",
+        f"{samples} samples, epochs: {asked.training.epochs}; of the cap {asked.budgets.memory_margin:.0%} stays free",
         ("device", "count", "variant", "memory / cap MiB", "compute s", "transfer s", "MB a round", "next larger one"),
         [
             (

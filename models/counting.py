@@ -27,10 +27,10 @@ FLOAT_BYTES = 4
 #: all hosts, so that a prediction does not depend on where it is made.
 CHANNEL_BLOCK = 16
 #: glibc maps large blocks one by one and gives them back when they are freed; smaller ones share its heap. Its border
-#: moves between 128 KiB and 32 MiB with what was freed before, so a figure in between stands for it.
-MAPPED_BYTES = 16 << 20
+#: rises with every mapped block that is freed, up to this: from the second step on, all that is smaller is in the heap.
+MAPPED_BYTES = 32 << 20
 #: the part by which a heap of blocks that come and go in every step is larger than what was ever in it; measured
-HOLES = 0.5
+HOLES = 0.4375
 
 
 class Ledger(TorchDispatchMode):

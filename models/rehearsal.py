@@ -24,8 +24,11 @@ from fleetbed.models.work import Pass, Work
 from fleetbed.profiles.experiment import Optimizer
 
 #: what a process costs that trains next to nothing: pages of Python and torch that it writes to, thread stacks,
-#: ZeroMQ, kernels compiled at run time. `fleetbed models check-memory` shows how far off it is.
-PROCESS_BYTES = 16 << 20
+#: ZeroMQ. `fleetbed models check-memory` shows how far off it is.
+PROCESS_BYTES = 10 << 20
+#: and what each parameter tensor brings along beside its values, its gradient and its optimiser's state: objects of
+#: Python and autograd, messages, kernels compiled at run time, pages that small blocks do not fill; measured
+TENSOR_BYTES = 100 << 10
 
 
 class Rehearsal(Struct, frozen=True):
@@ -45,7 +48,7 @@ def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimize
         shapes["intermediate"] = _cut_shape(outline, spec)
     flops = FlopCounterMode(display=False, custom_mapping=TRAINING_RULES)
     with FakeTensorMode(), flops, Ledger() as ledger:
-        ledger.keep("process", PROCESS_BYTES)
+        ledger.keep("process", PROCESS_BYTES + TENSOR_BYTES * len(list(outline.parameters())))
         ledger.keep("model", sum(_bytes(tensor) for tensor in (*outline.parameters(), *outline.buffers())))
         ledger.keep("held", work.held_models * state_bytes + work.held_values * FLOAT_BYTES)
         with ledger.role(None):

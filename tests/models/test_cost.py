@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fleetbed.models import families
 from fleetbed.models.base import Family, InputSpec, Net
 from fleetbed.models.cost import Cost, cost, forward_flops
-from fleetbed.models.rehearsal import PROCESS_BYTES
+from fleetbed.models.rehearsal import PROCESS_BYTES, TENSOR_BYTES
 from fleetbed.models.work import Pass, Work
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Optimizer
@@ -89,8 +89,9 @@ def test_a_model_that_is_not_trained_costs_itself_and_what_is_held() -> None:
     found = dense(Work(held_models=2, held_values=7))
     assert found.parameters == 40_200
     assert found.state_bytes == DENSE
-    assert found.memory == {"process": PROCESS_BYTES, "held": 2 * DENSE + 28, "model": DENSE}
-    assert found.memory_bytes == PROCESS_BYTES + 3 * DENSE + 28
+    process = PROCESS_BYTES + 5 * TENSOR_BYTES
+    assert found.memory == {"process": process, "held": 2 * DENSE + 28, "model": DENSE}
+    assert found.memory_bytes == process + 3 * DENSE + 28
     assert found.flops == 0
 
 
