@@ -84,33 +84,41 @@ class Trial(Protocol):
 
 
 def try_out(layout: Layout, choices: dict[int, Choice], trial: Trial) -> dict[int, Choice]:
-    """Each choice under its real cap, once per kind of device; what does not fit after all steps down.
+    """Each choice under its real cap; what does not fit after all steps down.
 
-    What the experiment fixes is not tried out: it need not fit.
+    The smallest cap comes first: what fits under it fits under a larger one and is not tried again. What the experiment
+    fixes is not tried out: it need not fit.
     """
     if layout.assigned:
         return choices
     method = layout.method(layout.stand_ins())
     state = method.setup()
-    found: dict[tuple[str, str, int], Choice] = {}
-    for number, choice in choices.items():
+    fits: set[tuple[str, int]] = set()
+    found: dict[tuple[float, str, int], Choice] = {}
+    tried = dict(choices)
+    for number in sorted(choices, key=lambda number: (layout.specs[number].device.cap_mib, number)):
+        choice, spec = choices[number], layout.specs[number]
         if choice.variant is None:
             continue
-        spec = layout.specs[number]
         work = method.heaviest(state, Client(number, choice.variant, len(layout.split.train[number])))
         samples = work.batch + sum(extra.samples for extra in work.each_step)
-        key = (spec.kind, choice.variant, samples)
+        key = (spec.device.cap_mib, choice.variant, samples)
         if key not in found:
-            found[key] = _tried(layout, spec, choice, samples, trial)
-        choices = {**choices, number: found[key]}
-    return choices
+            known = (choice.variant, samples) in fits
+            found[key] = choice if known else _tried(layout, spec, choice, samples, trial)
+        if found[key].variant == choice.variant:
+            fits.add((choice.variant, samples))
+        else:
+            tried[number] = msgspec.structs.replace(choice, variant=found[key].variant, reason=found[key].reason)
+    return tried
 
 
 def _tried(layout: Layout, spec: ClientSpec, choice: Choice, samples: int, trial: Trial) -> Choice:
     variants = layout.family.variants
     variant = choice.variant
     while variant is not None:
-        problem = trial.try_out(f"trial-{spec.kind}-{variant}", variant, samples, int(spec.device.cap_mib * MIB))
+        cap_bytes = int(spec.device.cap_mib * MIB)
+        problem = trial.try_out(f"trial-{cap_bytes >> 10}-{variant}-{samples}", variant, samples, cap_bytes)
         if problem is None:
             return choice
         position = variants.index(variant)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import sqlite3
 import statistics
 import subprocess
@@ -31,7 +30,7 @@ algorithms: [{{name: fedavg}}]
 seeds: [1]
 participation: {{ratio: {ratio}}}
 processes: {processes}
-timing: {{source: {source}}}
+timing: {{source: {source}, dilation: {dilation}}}
 rounds: {rounds}
 evaluation: {{every: 1000000}}
 """
@@ -51,6 +50,7 @@ class Asked:
     part: int = 10  # how many take part in a round
     base_width: int = 8
     steps: int = 2
+    dilation: float | str = "auto"
     device: str = "raspberry-pi-4b-8gb"
 
     def write(self, folder: Path) -> None:
@@ -63,6 +63,7 @@ class Asked:
             ratio=min(1.0, self.part / self.clients),
             processes=self.processes,
             source=self.source,
+            dilation=self.dilation,
             rounds=self.rounds,
         )
         (folder / "experiments/bench.yaml").write_text(text)
@@ -120,14 +121,12 @@ class Running:
             ends = [end for (end,) in db.execute("SELECT host_end_s FROM rounds ORDER BY version")]
         return statistics.median(after - before for before, after in itertools.pairwise(ends))
 
-    def zygote(self) -> psutil.Process:
-        return next(child for child in self.broker().children() if title(child).startswith("fleetbed: zygote"))
-
     def broker(self) -> psutil.Process:
         return psutil.Process(self.process.pid)
 
     def clients(self) -> list[psutil.Process]:
-        return [child for child in self.zygote().children() if title(child).startswith("fleetbed: client")]
+        everybody = self.broker().children(recursive=True)
+        return [process for process in everybody if title(process).startswith("fleetbed: client")]
 
 
 def title(process: psutil.Process) -> str:
@@ -145,10 +144,12 @@ def smaps(pid: int) -> dict[str, int]:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds that a process has used, without those of its children."""
-    stat = Path(f"/proc/{pid}/stat").read_text()
-    fields = stat[stat.rindex(")") + 2 :].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """CPU seconds of all threads of a process, to the nanosecond."""
+    nanoseconds = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            nanoseconds += int((task / "schedstat").read_text().split()[0])
+    return nanoseconds / 1e9
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:

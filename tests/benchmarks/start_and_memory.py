@@ -11,43 +11,61 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import statistics
 import tempfile
+import time
 from pathlib import Path
 from typing import NamedTuple
 
-from fleet_runs import MIB, Asked, Running, print_markdown, smaps, spread
+from fleet_runs import MIB, Asked, Running, cpu_s, print_markdown, smaps, spread, title
+
+IDLE_S = 0.1  # who uses next to no CPU for so long is waiting
 
 
 class Figures(NamedTuple):
     start_s: float
     round_s: float
-    uss_mib: float  # median of the clients
-    uss_most_mib: float
-    pss_mib: float  # of everybody
+    fresh_mib: float  # the median of those who wait and have not trained yet
+    trained_mib: float  # the largest of those who wait and have trained
+    all_mib: float
     broker_mib: float
 
 
 def measure(asked: Asked) -> Figures:
     with tempfile.TemporaryDirectory() as name:
         run = Running(asked, Path(name))
-        run.wait_for_round(asked.rounds // 2)
-        clients, everybody = [], []
+        run.wait_for_round(max(1, asked.rounds // 2))
+        fresh, trained = idle_uss(run)
+        everybody = []
         for process in [run.broker(), *run.broker().children(recursive=True)]:
             with contextlib.suppress(OSError):  # clients that live for one task come and go
                 everybody.append(smaps(process.pid))
-                if process in run.clients():
-                    clients.append(everybody[-1]["Uss"] / MIB)
-        broker_mib = smaps(run.process.pid)["Rss"] / MIB
         run.wait()
         return Figures(
             run.first_task_s(),
             run.round_s(),
-            statistics.median(clients or [0.0]),
-            max(clients or [0.0]),
+            statistics.median(fresh or [math.nan]),
+            max(trained or [math.nan]),
             sum(each["Pss"] for each in everybody) / MIB,
-            broker_mib,
+            everybody[0]["Rss"] / MIB,
         )
+
+
+def idle_uss(run: Running) -> tuple[list[float], list[float]]:
+    """MiB of the clients that wait, before their first task and after it."""
+    clients = run.clients()
+    before = {process.pid: cpu_s(process.pid) for process in clients}
+    time.sleep(IDLE_S)
+    with run.records() as db:
+        have_trained = {client for (client,) in db.execute("SELECT client FROM tasks")}
+    found: tuple[list[float], list[float]] = ([], [])
+    for process in clients:
+        with contextlib.suppress(OSError):
+            if cpu_s(process.pid) - before[process.pid] < IDLE_S / 100:
+                number = int(title(process).split()[2])
+                found[number in have_trained].append(smaps(process.pid)["Uss"] / MIB)
+    return found
 
 
 def main() -> None:
@@ -67,7 +85,7 @@ def main() -> None:
             measure(Asked(clients=10, **{**about, "rounds": 2}))
         figures = [measure(asked) for _ in range(arguments.repetitions)]
         columns = list(zip(*figures, strict=True))
-        rows.append([clients, asked.part, *(spread(column) for column in columns[:4]), *map(spread, columns[4:])])
+        rows.append([clients, asked.part, *(spread(column) for column in columns)])
     print(f"processes {arguments.processes}, timing {arguments.source}")
     print_markdown(
         [
@@ -75,8 +93,8 @@ def main() -> None:
             "take part",
             "first task s",
             "round s",
-            "USS of a client MiB",
-            "largest USS MiB",
+            "USS idle, fresh MiB",
+            "USS idle, trained, largest MiB",
             "PSS of all MiB",
             "broker RSS MiB",
         ],
