@@ -30,7 +30,7 @@ CHANNEL_BLOCK = 16
 #: rises with every mapped block that is freed, up to this: from the second step on, all that is smaller is in the heap.
 MAPPED_BYTES = 32 << 20
 #: the part by which a heap of blocks that come and go in every step is larger than what was ever in it; measured
-HOLES = 0.4375
+HOLES = 0.47
 
 
 class Ledger(TorchDispatchMode):
