@@ -115,10 +115,13 @@ class Running:
             (first,) = db.execute("SELECT min(host_start_s) FROM tasks").fetchone()
         return datetime.fromisoformat(msgspec.json.decode(started)).timestamp() + first - self.begun
 
-    def round_s(self) -> float:
-        """The median of all rounds but the first."""
+    def round_s(self, last: int) -> float:
+        """The median of all rounds from the second to this one: looking at the processes disturbs those after it."""
         with self.records() as db:
-            ends = [end for (end,) in db.execute("SELECT host_end_s FROM rounds ORDER BY version")]
+            ends = [
+                end
+                for (end,) in db.execute("SELECT host_end_s FROM rounds WHERE version <= ? ORDER BY version", (last,))
+            ]
         return statistics.median(after - before for before, after in itertools.pairwise(ends))
 
     def broker(self) -> psutil.Process:

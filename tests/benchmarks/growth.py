@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import math
 import statistics
@@ -31,7 +30,7 @@ Point = dict[str, float]
 
 
 def against_clients(clients: int) -> Point:
-    return {"clients": clients, **measure(Asked(clients=clients, part=max(1, clients // 10), rounds=6))}
+    return {"clients": clients, **measure(Asked(clients=clients, part=max(1, clients // 10), rounds=7))}
 
 
 def against_model(width: int) -> Point:
@@ -39,22 +38,21 @@ def against_model(width: int) -> Point:
     from fleetbed.models.families import family
 
     net = family("resnet-stage", {"base_width": width}).outline("resnet10", InputSpec((1, 28, 28), 10))
-    found = measure(Asked(clients=20, part=10, rounds=6, base_width=width))
+    found = measure(Asked(clients=20, part=10, rounds=12, base_width=width))
     return {"parameters": sum(p.numel() for p in net.parameters()), **found}
 
 
 def measure(asked: Asked) -> Point:
     with tempfile.TemporaryDirectory() as name:
         run = Running(asked, Path(name))
+        look = asked.rounds - 2
+        run.wait_for_round(look)
+        broker = smaps(run.process.pid)["Rss"] / MIB
         own = [0.0]
-        for number in range(2, asked.rounds):
-            run.wait_for_round(number)
-            with contextlib.suppress(OSError):  # the run may end meanwhile
-                if number == 2 or asked.clients <= 100:
-                    own = [max(pair) for pair in itertools.zip_longest(own, client_uss(run), fillvalue=0.0)]
-                broker = smaps(run.process.pid)["Rss"] / MIB
+        with contextlib.suppress(OSError):  # a small fleet's run may end meanwhile
+            own = client_uss(run)
         run.wait()
-        return {START: run.first_task_s(), ROUND: run.round_s(), BROKER: broker, REST: sum(own), LARGEST: max(own)}
+        return {START: run.first_task_s(), ROUND: run.round_s(look), BROKER: broker, REST: sum(own), LARGEST: max(own)}
 
 
 def client_uss(run: Running) -> list[float]:

@@ -3,7 +3,7 @@
     python tests/benchmarks/start_and_memory.py [--clients 100 500] [--processes resident] [--source calibrated]
 
 A small ResNet10 on the shipped data; so many clients take part in a round. One run before those that count prepares the
-data and the calibration. Memory is read half-way: USS is what a client has of its own, PSS counts shared pages in
+data and the calibration. Memory is read near the end: USS is what a client has of its own, PSS counts shared pages in
 parts, so that its sum over broker, zygote, services and clients is what the whole fleet takes of the host.
 """
 
@@ -35,7 +35,8 @@ class Figures(NamedTuple):
 def measure(asked: Asked) -> Figures:
     with tempfile.TemporaryDirectory() as name:
         run = Running(asked, Path(name))
-        run.wait_for_round(max(1, asked.rounds // 2))
+        look = asked.rounds - 2
+        run.wait_for_round(look)
         fresh, trained = idle_uss(run)
         everybody = []
         for process in [run.broker(), *run.broker().children(recursive=True)]:
@@ -44,7 +45,7 @@ def measure(asked: Asked) -> Figures:
         run.wait()
         return Figures(
             run.first_task_s(),
-            run.round_s(),
+            run.round_s(look),
             statistics.median(fresh or [math.nan]),
             max(trained or [math.nan]),
             sum(each["Pss"] for each in everybody) / MIB,
@@ -82,7 +83,7 @@ def main() -> None:
     for number, clients in enumerate(arguments.clients):
         asked = Asked(clients=clients, part=arguments.part or max(1, clients // 10), **about)
         if number == 0:
-            measure(Asked(clients=10, **{**about, "rounds": 2}))
+            measure(Asked(clients=10, **{**about, "rounds": 4}))
         figures = [measure(asked) for _ in range(arguments.repetitions)]
         columns = list(zip(*figures, strict=True))
         rows.append([clients, asked.part, *(spread(column) for column in columns)])
