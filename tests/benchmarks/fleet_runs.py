@@ -23,7 +23,7 @@ MIB = 1 << 20
 EXPERIMENT = """
 title: A fleet of one kind of board
 fleet: many
-data: {{name: fashion-mini, partition: {{kind: iid}}}}
+data: {{name: fashion-mini, partition: {{kind: iid, min_size: 1}}}}
 model: {{family: resnet-stage, variants: [resnet10], options: {{base_width: {base_width}}}}}
 training: {{batch: 4, max_steps: {steps}, optimizer: {{name: sgd, lr: 0.02}}}}
 algorithms: [{{name: fedavg}}]
