@@ -103,7 +103,8 @@ def draw(found: dict[str, list[Point]], out: Path) -> None:
                 low = min(points[0][name] for name in names)
                 panel.loglog(ends, [low, low * ends[1] / ends[0]], color=GREY, linestyle="dotted", label="linear")
                 panel.set_ylabel("seconds" if unit == " s" else "MiB")
-                panel.legend()
+                panel.margins(y=0.3)
+                panel.legend(loc="upper left")
             panels[1][column].set_xlabel(x)
             panels[0][column].set_title(f"against {x}")
         for suffix in ("png", "pdf"):
