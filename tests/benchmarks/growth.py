@@ -113,13 +113,13 @@ def draw(found: dict[str, list[Point]], out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", choices=list(AXES), help="what to measure; nothing: only draw")
+    parser.add_argument("what", nargs="+", choices=[*AXES, "draw"], help="what to measure; draw: only what is kept")
     parser.add_argument("--out", type=Path, default=Path("growth"))
     parser.add_argument("--most", type=int, default=CLIENTS[-1], help="leave out fleets that are larger")
     parser.add_argument("--repetitions", type=int, default=3)
     arguments = parser.parse_args()
     arguments.out.mkdir(exist_ok=True)
-    for what in arguments.what:
+    for what in set(arguments.what) - {"draw"}:
         series = [series_of(what, arguments.most) for _ in range(arguments.repetitions)]
         (arguments.out / f"{what}.json").write_text(json.dumps(series))
     found = {}
