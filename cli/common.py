@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +21,16 @@ ProfileFolders = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """For a short command: looking for garbage among torch's modules takes a fifth of its time, and finds none."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def complain(error: object) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from msgspec import Struct
 
-from fleetbed.cli.common import AsJson, ProfileFolders, print_json, print_table
+from fleetbed.cli.common import AsJson, ProfileFolders, print_json, print_table, without_collector
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Data, Experiment, Optimizer
 from fleetbed.profiles.loading import decode
@@ -62,6 +62,7 @@ class _Fit(Struct, kw_only=True):
 
 
 @app.command("list")
+@without_collector()
 def list_(
     names: FamilyNames = None,
     batch: Batch = 16,
@@ -123,6 +124,7 @@ def list_(
 
 
 @app.command()
+@without_collector()
 def fit(
     fleet: Annotated[str, typer.Option("--fleet", help="The name or the file of a fleet.")],
     family: Annotated[str, typer.Option("--family", help="The family to choose from.")] = "resnet-stage",
