@@ -18,6 +18,8 @@ from fleetbed.analysis.style import COLOURS, DASHES, GREY, RC, looks
 from fleetbed.analysis.units import scale, target_text
 from fleetbed.profiles.errors import BadInput
 
+MOST_INSIDE = 6  # as many entries of a legend leave the curves room
+
 X_LABELS: dict[Axis, str] = {
     "time": "Device time",
     "rounds": "Round",
@@ -51,8 +53,9 @@ def curves_figure(series: Sequence[Series], axis: Axis, targets: Sequence[float]
         raise BadInput(f"plot {axis}: there is nothing to draw, {why}.")
     size, unit = scale(max(found.x[-1] for _, found in bands), axis)
     look = looks(series)
+    beside = len(bands) > MOST_INSIDE
     with mpl.rc_context(RC):
-        figure, axes = new_figure()
+        figure, axes = new_figure(7.6 if beside else 5.6)
         for target in targets:
             axes.axhline(target, color=GREY, linewidth=0.8, linestyle=(0, (2, 2)))
             axes.annotate(
@@ -83,7 +86,7 @@ def curves_figure(series: Sequence[Series], axis: Axis, targets: Sequence[float]
         axes.set_xlabel(axis_label(axis, unit))
         axes.set_xlim(left=0)
         accuracy_axes(axes)
-        axes.legend(loc="best")
+        axes.legend(**{"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if beside else {"loc": "best"})
     return figure
 
 

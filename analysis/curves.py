@@ -25,11 +25,6 @@ class Curve:
     x: Floats
     accuracy: Floats
 
-    def at(self, x: Floats) -> Floats:
-        """The last value at or before each x; NaN before the first."""
-        place = np.searchsorted(self.x, x, side="right") - 1
-        return np.where(place >= 0, self.accuracy[np.maximum(place, 0)], np.nan)
-
     def first_reaching(self, target: float) -> float | None:
         reached = np.flatnonzero(self.accuracy >= target)
         return float(self.x[reached[0]]) if len(reached) else None
@@ -99,29 +94,33 @@ def _spending(run: Run, axis: Axis) -> tuple[Floats, Floats] | None:
 
 
 def band(series: Series, axis: Axis, points: int = 200) -> Band | None:
-    """Over the seeds of a series.
+    """Over the seeds of a series, evaluation by evaluation: a point is after the same round in all of them.
 
-    A finished run keeps its last accuracy, so its curve goes on level to where the longest one ends; a run
-    that did not finish counts as far as it went.
+    On the other axes it stands at the mean of what that round took. A finished run keeps its last accuracy to where
+    the longest one ends; a run that did not finish counts as far as it went.
     """
-    curves = [(one, run.finished) for run in series.runs if (one := curve(run, axis)) is not None]
-    if not curves:
+    found = []
+    for run in series.runs:
+        rounds, one = curve(run, "rounds"), curve(run, axis)
+        if rounds is not None and one is not None:
+            found.append((run.finished, dict(zip(rounds.x, zip(one.x, one.accuracy, strict=True), strict=True))))
+    if not found:
         return None
-    start = max(one.x[0] for one, _ in curves)
-    x = np.unique(np.concatenate([one.x for one, _ in curves]))
-    x = x[x >= start]
-    if len(x) > points:
-        x = np.unique(np.concatenate([x[:: len(x) // points + 1], x[-1:]]))
-    values = np.array(
-        [one.at(x) if finished else np.where(x <= one.x[-1], one.at(x), np.nan) for one, finished in curves]
-    )
-    present = ~np.isnan(values).all(axis=0)
-    values, x = values[:, present], x[present]
-    count = (~np.isnan(values)).sum(axis=0)
-    mean = np.nansum(values, axis=0) / count
-    squares = np.nansum((values - mean) ** 2, axis=0)
-    deviation = np.sqrt(squares / np.maximum(count - 1, 1))
-    return Band(x, mean, deviation, len(curves))
+    numbers = np.array(sorted({number for _, by_round in found for number in by_round}))
+    if len(numbers) > points:
+        numbers = np.unique(np.concatenate([numbers[:: len(numbers) // points + 1], numbers[-1:]]))
+    x, accuracy = np.full((2, len(found), len(numbers)), np.nan)
+    for row, (finished, by_round) in enumerate(found):
+        for column, number in enumerate(numbers):
+            if number in by_round:
+                x[row, column], accuracy[row, column] = by_round[number]
+            elif finished and number > max(by_round):
+                accuracy[row, column] = by_round[max(by_round)][1]
+    count = (~np.isnan(accuracy)).sum(axis=0)
+    mean = np.nansum(accuracy, axis=0) / count
+    deviation = np.sqrt(np.nansum((accuracy - mean) ** 2, axis=0) / np.maximum(count - 1, 1))
+    # where only slower seeds are left the mean must not go back
+    return Band(np.maximum.accumulate(np.nanmean(x, axis=0)), mean, deviation, len(found))
 
 
 def to_target(run: Run, axis: Axis, target: float) -> float | None:

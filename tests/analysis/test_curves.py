@@ -11,7 +11,7 @@ import pytest
 from handmade import make_evaluation, make_task
 from synthetic_runs import write_run
 
-from fleetbed.analysis.curves import Curve, band, curve, targets_of, to_target
+from fleetbed.analysis.curves import band, curve, targets_of, to_target
 from fleetbed.analysis.runs import Run, open_run
 from fleetbed.analysis.study import Series, series_of
 from fleetbed.profiles.experiment import Evaluation
@@ -75,11 +75,6 @@ def test_a_run_without_evaluations_or_watts_has_no_curve(run: Run) -> None:
     assert curve(replace(run, tasks=no_watts), "joules") is None
 
 
-def test_steps_hold_until_the_next_point() -> None:
-    steps = Curve(np.array([1.0, 3.0]), np.array([0.2, 0.6]))
-    np.testing.assert_allclose(steps.at(np.array([0.5, 1.0, 2.9, 3.0, 9.0])), [np.nan, 0.2, 0.2, 0.6, 0.6])
-
-
 def test_the_target_is_reached_at_the_first_evaluation_at_or_above_it(run: Run) -> None:
     assert to_target(run, "time", 0.4) == 8.0
     assert to_target(run, "bytes", 0.41) == 550
@@ -92,13 +87,13 @@ def _with(run: Run, seed: int, points: list[tuple[float, float]], status: str = 
     return replace(run, config=config, evaluations=evaluations, meta={**run.meta, "status": status})
 
 
-def test_mean_and_spread_are_taken_on_a_common_axis(run: Run) -> None:
+def test_mean_and_spread_are_those_after_the_same_round(run: Run) -> None:
     seeds = (_with(run, 1, [(0, 0.1), (10, 0.5)]), _with(run, 2, [(0, 0.1), (20, 0.7)]))
     found = band(Series("m", "m", "sync", seeds), "time")
     assert found is not None
-    np.testing.assert_allclose(found.x, [0, 10, 20])
-    np.testing.assert_allclose(found.mean, [0.1, 0.3, 0.6])
-    np.testing.assert_allclose(found.deviation, [0.0, np.std([0.5, 0.1], ddof=1), np.std([0.5, 0.7], ddof=1)])
+    np.testing.assert_allclose(found.x, [0, 15])
+    np.testing.assert_allclose(found.mean, [0.1, 0.6])
+    np.testing.assert_allclose(found.deviation, [0.0, np.std([0.5, 0.7], ddof=1)])
 
 
 def test_a_run_that_broke_off_counts_as_far_as_it_went(run: Run) -> None:
@@ -106,9 +101,17 @@ def test_a_run_that_broke_off_counts_as_far_as_it_went(run: Run) -> None:
     broken = _with(run, 2, [(0, 0.3), (9, 0.4)], "failed")
     found = band(Series("m", "m", "sync", (whole, broken)), "time")
     assert found is not None
-    np.testing.assert_allclose(found.x, [0, 9, 10, 20])
-    np.testing.assert_allclose(found.mean, [0.2, 0.25, 0.5, 0.6])
+    np.testing.assert_allclose(found.x, [0, 9.5, 20])
+    np.testing.assert_allclose(found.mean, [0.2, 0.45, 0.6])
     np.testing.assert_allclose(found.deviation[2:], 0)
+
+
+def test_a_run_that_was_done_early_keeps_its_accuracy(run: Run) -> None:
+    long, short = _with(run, 1, [(0, 0.1), (10, 0.5), (20, 0.6)]), _with(run, 2, [(0, 0.3), (30, 0.4)])
+    found = band(Series("m", "m", "sync", (long, short)), "time")
+    assert found is not None
+    np.testing.assert_allclose(found.x, [0, 20, 20])  # the mean of 10 and 30, then 20, which is not before it
+    np.testing.assert_allclose(found.mean, [0.2, 0.45, 0.5])
 
 
 def test_long_curves_are_thinned_but_keep_their_end(run: Run) -> None:
