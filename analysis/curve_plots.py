@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fleetbed.analysis.curves import Axis, band, counted, curve, mean_accuracy
+from fleetbed.analysis.curves import Axis, Band, band, counted, curve, mean_accuracy
 from fleetbed.analysis.study import Series
-from fleetbed.analysis.style import COLOURS, DASHES, GREY, RC, looks
+from fleetbed.analysis.style import COLOURS, DASHES, GREY, POLICY_LOOKS, RC, Look, looks
 from fleetbed.analysis.units import scale, target_text
 from fleetbed.profiles.errors import BadInput
 
@@ -46,48 +46,67 @@ def accuracy_axes(axes: Axes) -> None:
 
 
 def curves_figure(series: Sequence[Series], axis: Axis, targets: Sequence[float]) -> Figure:
-    """Mean over seeds with a band of one standard deviation, as steps: nothing is interpolated."""
+    """Mean over seeds with a band of one standard deviation, as steps: nothing is interpolated.
+
+    Several methods under several policies get a panel per method, in which colour and marker tell the policies apart.
+    """
     bands = [(one, found) for one in series if (found := band(one, axis)) is not None]
     if not bands:
         why = "no device of these runs states its power" if axis == "joules" else "the runs have no evaluation yet"
         raise BadInput(f"plot {axis}: there is nothing to draw, {why}.")
     size, unit = scale(max(found.x[-1] for _, found in bands), axis)
-    look = looks(series)
-    beside = len(bands) > MOST_INSIDE
+    methods = list(dict.fromkeys(one.method for one, _ in bands))
+    by_policy = len(methods) > 1 and len({one.policy for one, _ in bands}) > 1
+    panels = [[pair for pair in bands if pair[0].method == method] for method in methods] if by_policy else [bands]
+    beside = max(map(len, panels)) > MOST_INSIDE
     with mpl.rc_context(RC):
-        figure, axes = new_figure(7.6 if beside else 5.6)
-        for target in targets:
-            axes.axhline(target, color=GREY, linewidth=0.8, linestyle=(0, (2, 2)))
-            axes.annotate(
-                f"target {target_text(target)}",
-                (1.0, target),
-                xycoords=("axes fraction", "data"),
-                ha="right",
-                va="bottom",
-                fontsize=7.5,
-                color=GREY,
-            )
-        for one, found in bands:
-            style = look[one.method]
-            seeds = f" ({found.seeds} seeds)" if found.seeds > 1 else ""
-            axes.plot(
-                found.x / size,
-                found.mean,
-                drawstyle="steps-post",
-                color=style.colour,
-                linestyle=DASHES[one.policy],
-                marker=style.marker,
-                markevery=max(1, len(found.x) // 8),
-                label=one.label + seeds,
-            )
-            if found.seeds > 1:
-                low, high = found.mean - found.deviation, found.mean + found.deviation
-                axes.fill_between(found.x / size, low, high, step="post", color=style.colour, alpha=0.18, linewidth=0)
-        axes.set_xlabel(axis_label(axis, unit))
-        axes.set_xlim(left=0)
-        accuracy_axes(axes)
-        axes.legend(**{"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if beside else {"loc": "best"})
+        width = 3.7 * len(panels) if by_policy else 7.6 if beside else 5.6
+        figure, grid = new_figure(width, ncols=len(panels), sharey=True, squeeze=False)
+        for axes, members in zip(grid[0], panels, strict=True):
+            for target in targets:
+                _target_line(axes, target)
+            for one, found in members:
+                seeds = f" ({found.seeds} seeds)" if found.seeds > 1 else ""
+                if by_policy:
+                    axes.set_title(one.method)
+                    label, look = one.label.removeprefix(f"{one.method}, "), POLICY_LOOKS[one.policy]
+                else:
+                    label, look = one.label, looks(series)[one.method]
+                _draw_band(axes, found, size, label + seeds, look, DASHES[one.policy])
+            axes.set_xlabel(axis_label(axis, unit))
+            axes.set_xlim(left=0)
+            axes.legend(**{"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if beside else {"loc": "best"})
+        accuracy_axes(grid[0][0])
     return figure
+
+
+def _target_line(axes: Axes, target: float) -> None:
+    axes.axhline(target, color=GREY, linewidth=0.8, linestyle=(0, (2, 2)))
+    axes.annotate(
+        f"target {target_text(target)}",
+        (1.0, target),
+        xycoords=("axes fraction", "data"),
+        ha="right",
+        va="bottom",
+        fontsize=7.5,
+        color=GREY,
+    )
+
+
+def _draw_band(axes: Axes, found: Band, size: float, label: str, look: Look, dashes: Any) -> None:
+    axes.plot(
+        found.x / size,
+        found.mean,
+        drawstyle="steps-post",
+        color=look.colour,
+        linestyle=dashes,
+        marker=look.marker,
+        markevery=max(1, len(found.x) // 8),
+        label=label,
+    )
+    if found.seeds > 1:
+        low, high = found.mean - found.deviation, found.mean + found.deviation
+        axes.fill_between(found.x / size, low, high, step="post", color=look.colour, alpha=0.18, linewidth=0)
 
 
 def pareto_figure(series: Sequence[Series]) -> Figure:

@@ -67,6 +67,10 @@ class Look:
         return MARKERS[self.slot // len(COLOURS) % len(MARKERS)]
 
 
+#: within one method: a colour and a marker of its own for each policy, too
+POLICY_LOOKS = {policy: Look(place * (len(COLOURS) + 1)) for place, policy in enumerate(DASHES)}
+
+
 def looks(series: Sequence[Series]) -> dict[str, Look]:
     """The look of each method, by its title.
 

@@ -17,6 +17,7 @@ from fleetbed.analysis.runs import Run, open_run, open_runs
 from fleetbed.analysis.study import Series, series_of
 from fleetbed.analysis.style import COLOURS, KNOWN, looks, save
 from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.experiment import Policy
 
 torch.set_num_threads(1)
 
@@ -56,6 +57,20 @@ def test_each_kind_is_a_png_and_a_pdf(
 def test_features_have_a_figure_per_method(runs: list[Run], tmp_path: Path) -> None:
     written = plot("features", runs, tmp_path, [])
     assert {p.name for p in written} == {f"features_{m}.{f}" for m in ("fedavg", "inco") for f in ("png", "pdf")}
+
+
+def test_methods_under_policies_have_a_panel_each(tmp_path: Path) -> None:
+    for method in ("fedavg", "inco"):
+        for policy in (Policy(), Policy(kind="async", concurrency=2)):
+            write_run(tmp_path, method, methods=("fedavg", "inco"), seeds=(1,), clients=4, rounds=2, policy=policy)
+    panels = curves_figure(series_of(open_runs([tmp_path])), "time", []).axes
+    assert [axes.get_title() for axes in panels] == ["fedavg", "inco"]
+    for axes in panels:
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+            "async",
+            "sync",
+        ]  # as opened: neither experiment has both
+        assert len({(line.get_color(), line.get_marker()) for line in axes.get_lines()}) == 2
 
 
 def test_axes_carry_their_units_and_lines_their_data(runs: list[Run]) -> None:
