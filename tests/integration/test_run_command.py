@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,8 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path: Path, arguments:
 
 def test_a_polite_end_can_be_gone_on_with(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fleetbed.cli.main", "run", *ARGUMENTS, "--set", "rounds=200", "--out", "mine"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # under nohup we ignore it, and so would the command
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=heed) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if line.startswith("round 2/"):
