@@ -75,6 +75,8 @@ def curves_figure(series: Sequence[Series], axis: Axis, targets: Sequence[float]
                 _draw_band(axes, found, size, label + seeds, look, DASHES[one.policy])
             axes.set_xlabel(axis_label(axis, unit))
             axes.set_xlim(left=0)
+            if axis == "rounds":
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.legend(**{"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if beside else {"loc": "best"})
         accuracy_axes(grid[0][0])
     return figure
