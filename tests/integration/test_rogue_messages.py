@@ -28,19 +28,22 @@ class Rogue(Watch):
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._thread = threading.Thread(target=self._send)
-        self._address = ""
+        self._broker: Broker
+        self._thread: threading.Thread
         self.sent = 0
 
     def start(self, engine: Engine, evaluations: Evaluations) -> None:
         assert isinstance(engine.executor, Broker)
-        self._address = engine.executor.address
+        self._broker = engine.executor
+        self._thread = threading.Thread(target=self._send, args=[engine.executor.address])
         self._thread.start()
 
     def stop(self) -> None:
-        self._thread.join()
+        """The rounds may be over before the last message is out; the broker then goes on listening until it is."""
+        while self._thread.is_alive():
+            self._broker._pump(0.05)
 
-    def _send(self) -> None:
+    def _send(self, address: str) -> None:
         rng = random.Random(3)
         real = [
             wire.control(Failed(task=1, kind="crash", detail="forged")),
@@ -52,7 +55,7 @@ class Rogue(Watch):
                     socket.identity = name
                     socket.linger = 2000
                     socket.sndtimeo = 5000
-                    socket.connect(self._address)
+                    socket.connect(address)
                     for _ in range(self._count // 4):
                         frames = [bytes(frame) for frame in real]
                         at = rng.randrange(len(frames))
