@@ -21,15 +21,19 @@ ZYGOTE = "import gc; gc.disable(); from fleetbed.emulator.zygote import main; ma
 
 
 class ZygoteProcess:
-    """An exec'd zygote and our end of its socket. Until it is told what to do it has nothing that outlives it."""
+    """An exec'd zygote, our end of its socket and the shelf that its workers inherit.
+
+    Until it is told what to do it has nothing that outlives it.
+    """
 
     def __init__(self) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.shelf = os.memfd_create("fleetbed-shelf")
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", ZYGOTE, str(theirs.fileno())],
+                [sys.executable, "-c", ZYGOTE, str(theirs.fileno()), str(self.shelf)],
                 env={**os.environ, **ONE_THREAD},
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), self.shelf],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C in the terminal reaches the broker alone
@@ -39,6 +43,7 @@ class ZygoteProcess:
         """Closing our end tells the zygote to clean up; wait until it has."""
         self.control.close()
         self._process.wait()
+        os.close(self.shelf)
 
     def discard(self) -> None:
         """End one that was told nothing, without waiting for its imports."""

@@ -9,9 +9,10 @@ import heapq
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
@@ -19,7 +20,19 @@ from fleetbed.emulator import wire
 from fleetbed.emulator.executor import SERVICE, Order, Outcome, outcome_of
 from fleetbed.emulator.launcher import Launcher
 from fleetbed.emulator.limits.plan import Cap, LimitPlan
-from fleetbed.emulator.messages import Configure, Exited, Hello, Kill, Ready, Spawn, from_worker
+from fleetbed.emulator.messages import (
+    Configure,
+    Exited,
+    Hello,
+    Kill,
+    Measure,
+    Ready,
+    Spawn,
+    Train,
+    Trained,
+    from_worker,
+)
+from fleetbed.emulator.shelf import Shelf, Space, ticket
 from fleetbed.profiles.errors import FleetbedError
 
 TICK_S = 0.25
@@ -43,6 +56,8 @@ class Worker:
     exit: Exited | None = None  # reported by the zygote, not settled yet
     exit_s: float = 0.0
     order: Order | None = None
+    places: list[Space] = field(default_factory=list)  # of what it was sent
+    room: Space | None = None  # for its answer; it may write there until it has answered or ended
     sent_s: float | None = None
 
     @property
@@ -76,7 +91,8 @@ class Broker:
         self._busy: dict[str, Worker] = {}  # those who have an order
         self._load = 0  # of their orders, in millionths of a core: sums of floats that come and go would drift
         self._look_s = 0.0  # when the clock is looked at next
-        self._queue: list[tuple[float, int, Order]] = []
+        self._queue: list[tuple[float, int, Order, list[Space]]] = []
+        self._shelf = Shelf(launcher.shelf)
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.linger = 0
@@ -123,7 +139,7 @@ class Broker:
         return [worker.order for worker in self._busy.values() if worker.order is not None]
 
     def submit(self, order: Order) -> None:
-        heapq.heappush(self._queue, (order.start_s, order.task, order))
+        heapq.heappush(self._queue, (order.start_s, order.task, order, self._shelf.lay_down(order.frames)))
         self._admit()
 
     def wait(self, task: int) -> Outcome:
@@ -152,14 +168,14 @@ class Broker:
     def _admit(self) -> None:
         """Start orders by device start time as long as the host can honour the load."""
         while self._queue:
-            order = self._queue[0][2]
+            _, _, order, places = self._queue[0]
             if self._busy and self._load + _parts(order.load) > self._capacity:
                 return
             worker = self._worker_for(order)
             if worker is None:
                 return
             heapq.heappop(self._queue)
-            worker.order, worker.sent_s = order, None
+            worker.order, worker.places, worker.sent_s = order, places, None
             self._busy[worker.name] = worker
             self._load += _parts(order.load)
             if not worker.alive:
@@ -191,8 +207,15 @@ class Broker:
     def _send(self, worker: Worker) -> None:
         assert worker.order is not None
         worker.sent_s = time.monotonic()
+        header, frames = worker.order.header, worker.order.frames
+        if isinstance(header, Train):
+            worker.room = self._shelf.room_after(worker.places)
+        if worker.places or worker.room is not None:
+            assert not isinstance(header, Measure)  # for it has no tensors
+            header = msgspec.structs.replace(header, ticket=ticket(frames, worker.places, worker.room))
+            frames = frames[:1] if worker.places else frames
         try:
-            wire.send(self._router, [worker.identity, wire.control(worker.order.header), *worker.order.frames])
+            wire.send(self._router, [worker.identity, wire.control(header), *frames])
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -262,7 +285,11 @@ class Broker:
         outcome = outcome_of(frames, worker.sent_s, time.monotonic())
         if outcome.answer is not None and outcome.answer.task != order.task:
             raise wire.WireError(f"an answer to task {outcome.answer.task} instead of {order.task}")
+        if isinstance(outcome.answer, Trained) and (outcome.answer.places or len(outcome.frames) > 1):
+            whole = self._shelf.answer(outcome.frames, outcome.answer.places, worker.room)
+            outcome = msgspec.structs.replace(outcome, frames=whole)
         self._free(worker)
+        worker.room = None
         worker.leaving = self._one_task and not worker.is_service
         self.outcomes[order.task] = outcome
 
@@ -297,7 +324,7 @@ class Broker:
         self._drain_router()
         exit_, worker.exit = worker.exit, None
         assert exit_ is not None
-        worker.alive, worker.leaving, worker.socket = False, False, None
+        worker.alive, worker.leaving, worker.socket, worker.room = False, False, None, None
         self._speakers.pop(worker.identity, None)
         if exit_.oom:
             self._end(worker, "oom", "killed by the kernel at its memory cap")
@@ -317,7 +344,7 @@ class Broker:
     def _free(self, worker: Worker) -> None:
         assert worker.order is not None
         self._load -= _parts(worker.order.load)
-        worker.order = None
+        worker.order, worker.places = None, []
         del self._busy[worker.name]
 
     def _kill(self, worker: Worker) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
-from fleetbed.emulator import host, pacing
+from fleetbed.emulator import heap, host, pacing
 from fleetbed.emulator.algorithm import Client
 from fleetbed.emulator.broker import Broker
 from fleetbed.emulator.executor import SERVICE, Executor, InlineExecutor, Order
@@ -39,6 +39,7 @@ class Fleet:
         # As in a client's process: other thread counts give other bits. And threads of the broker's own would spin for
         # the cores that the clients train on.
         torch.set_num_threads(1)
+        heap.hold()  # replies come and go with every round
         if self._mode == "inline":
             self.executor = self._inline = InlineExecutor(Workplace.open(setup))
             return

@@ -37,6 +37,11 @@ class Launcher:
     def address(self) -> str:
         return f"ipc://{self.folder}/broker"
 
+    @property
+    def shelf(self) -> int:
+        """The file descriptor of the memory that is shared with the workers; it lives as long as this."""
+        return self._zygote.shelf
+
     def fileno(self) -> int:
         return self._zygote.control.fileno()
 

@@ -26,6 +26,7 @@ from fleetbed.emulator.limits import clean_leftovers
 from fleetbed.emulator.limits.owner import folder_name
 from fleetbed.emulator.memory_meter import STEPS, Case
 from fleetbed.emulator.messages import Train, Trained, from_worker
+from fleetbed.emulator.shelf import Shelf, ticket
 from fleetbed.models.base import InputSpec
 from fleetbed.models.cost import cost
 from fleetbed.models.families import family
@@ -146,8 +147,11 @@ class Meter:
         self._folder = Path(tempfile.gettempdir()) / folder_name("memory-check")
         self._folder.mkdir(mode=0o700)
         address = f"ipc://{self._folder}/meter"
+        self._fd = os.memfd_create("fleetbed-shelf")
+        self._shelf = Shelf(self._fd)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fleetbed.emulator.memory_meter", address],
+            [sys.executable, "-m", "fleetbed.emulator.memory_meter", address, str(self._fd)],
+            pass_fds=[self._fd],
             env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -170,6 +174,7 @@ class Meter:
             self._process.kill()  # its child dies with it
         self._process.communicate()  # closes its input, which ends it
         self._context.destroy(linger=0)
+        os.close(self._fd)
         shutil.rmtree(self._folder)
         clean_leftovers()
 
@@ -181,7 +186,12 @@ class Meter:
         order = Train(task=0, client=0, variant=case.variant, stage="train", kept=None)
         torch.manual_seed(0)
         weights = family(case.family).build(case.variant, case.spec).state_dict()
-        self._socket.send_multipart([client, wire.control(order), *wire.pack(Bundle(dict(weights)))], copy=False)
+        frames = wire.pack(Bundle(dict(weights)))
+        places = self._shelf.lay_down(frames)
+        room = self._shelf.room_after(places)
+        order = msgspec.structs.replace(order, ticket=ticket(frames, places, room))
+        said = frames[:1] if places else frames
+        self._socket.send_multipart([client, wire.control(order), *said], copy=False)
         answer = wire.parse_control(from_worker, self._receive()[1])
         if not isinstance(answer, Trained) or answer.peak_bytes is None:
             raise FleetbedError(f"{case.family} {case.variant} at batch {case.batch} was not trained: {answer}")

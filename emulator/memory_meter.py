@@ -1,32 +1,28 @@
-"""Measuring what a client's memory grows to: `python -m fleetbed.emulator.memory_meter ADDRESS`, one case per line.
+"""Measuring what a client's memory grows to: `python -m fleetbed.emulator.memory_meter ADDRESS SHELF`, a case a line.
 
-A process as warm as the zygote forks a worker per case into a memory group of its own, after a throw-away child has
-touched what all share. The worker is that of a run and runs a method of a run, on data made up for the case.
+A process as warm as the zygote forks a worker per case into a memory group of its own. The worker is that of a run and
+runs a method of a run, on data made up for the case.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import os
-import signal
 import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 
+from fleetbed.emulator import heap
 from fleetbed.emulator.algorithm import Client, Context
 from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.data import Dataset, Split
 from fleetbed.emulator.data.store import Meta
+from fleetbed.emulator.forks import die_with, fork, ready_to_fork, warm
 from fleetbed.emulator.limits import Group, LimitPlan, best_limits
 from fleetbed.emulator.worker import serve
 from fleetbed.emulator.workplace import Workplace
-from fleetbed.emulator.zygote import PR_SET_PDEATHSIG
 from fleetbed.models.base import InputSpec
 from fleetbed.models.families import family
 from fleetbed.profiles.experiment import AlgorithmChoice, Optimizer, Training
@@ -86,47 +82,33 @@ def _dataset(spec: InputSpec, samples: int) -> Dataset:
 
 
 def main() -> None:
-    address = sys.argv[1]
-    _die_with_parent()
+    address, shelf = sys.argv[1], int(sys.argv[2])
+    die_with(os.getppid())
+    heap.hold()
     limits = best_limits("memory-check")
     print(limits.backend, flush=True)
     try:
         for number, line in enumerate(sys.stdin):
             here = workplace(msgspec.json.decode(line, type=Case))
-            gc.collect()
-            gc.freeze()
-            _fork(here.warm_up)
+            warm(here.warm_up)
+            ready_to_fork()
             group = limits.create(LimitPlan(f"case-{number}"))
-            _fork(_client, here, address, group, f"case-{number}")
+            _run(here, address, shelf, group, f"case-{number}")
             group.remove()
     finally:
         limits.close()
 
 
-def _client(here: Workplace, address: str, group: Group, identity: str) -> None:
-    group.join()
-    serve(here, identity, address, group, one_task=True)
+def _run(here: Workplace, address: str, shelf: int, group: Group, identity: str) -> None:
+    """A client's process, as the zygote makes it, for one task."""
 
+    def client() -> None:
+        group.join()
+        serve(here, identity, address, shelf, group, one_task=True)
 
-def _fork(work: Callable[..., None], *given: object) -> None:
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            _die_with_parent()
-            work(*given)
-            status = 0
-        except BaseException:  # noqa: BLE001 - a forked child must never return into the parent's stack
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(pid, 0)
+    _, status = os.waitpid(fork(client), 0)
     if status:
         sys.exit(f"a measured process ended with exit code {os.waitstatus_to_exitcode(status)}")
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from fleetbed.emulator.algorithm import Client
 from fleetbed.emulator.limits.plan import Cap, LimitPlan
@@ -22,10 +22,21 @@ class Setup(Struct, frozen=True, kw_only=True):
     clients: tuple[Client, ...] = ()
 
 
+Size = Annotated[int, Meta(ge=0)]
+Places = list[tuple[Size, Size]]  # offsets and sizes on the shelf
+
+
+class Ticket(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where the frames behind an order's manifest lie, if not in the message, and room for those of its answer."""
+
+    places: Places
+    room: tuple[int, int]
+
+
 # broker -> worker, over ZeroMQ
 
 
-class Train(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Train(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
     """A task of a client. `pace_step_s` and `pace_total_s` are host seconds; 0 means full speed."""
 
     task: int
@@ -36,9 +47,10 @@ class Train(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=T
     most_steps: int | None = None  # partial work: to be ended after so many
     pace_step_s: float = 0.0
     pace_total_s: float = 0.0
+    ticket: Ticket | None = None
 
 
-class Evaluate(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Evaluate(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
     """Measure a model. Its tensors come with the message, or are those that a client kept."""
 
     task: int
@@ -47,6 +59,7 @@ class Evaluate(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_field
     prefix: str
     local_client: int | None
     batch: int
+    ticket: Ticket | None = None
 
 
 class Measure(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -74,7 +87,7 @@ class Hello(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     caps: tuple[Cap, ...]
 
 
-class Trained(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Trained(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
     task: int
     keep: str | None
     metrics: dict[str, float]
@@ -87,6 +100,7 @@ class Trained(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields
     anon_bytes: int | None
     gpu_peak_bytes: int | None = None
     gpu_w: float | None = None
+    places: Places = []  # of the frames behind its manifest, if they are not in the message
 
 
 class Evaluated(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import time
 
 import torch
 import zmq
 
-from fleetbed.emulator import wire
+from fleetbed.emulator import heap, shelf, wire
 from fleetbed.emulator.limits import Group
 from fleetbed.emulator.messages import (
     Evaluate,
@@ -28,13 +26,14 @@ OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memo
 
 Frames = list[wire.Buffer]
 
-LIBC = ctypes.CDLL(None)
-
 _rehearsed: set[str] = set()  # the variants that this process has trained
 
 
-def serve(workplace: Workplace, identity: str, address: str, group: Group, *, one_task: bool) -> None:
-    """The loop of a worker, until it is killed. It holds nothing between two orders but its socket."""
+def serve(workplace: Workplace, identity: str, address: str, shared: int, group: Group, *, one_task: bool) -> None:
+    """The loop of a worker, until it is killed. It holds nothing between two orders but its socket.
+
+    `shared` is the file descriptor of the shelf.
+    """
     torch.set_num_threads(1)
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
@@ -46,22 +45,26 @@ def serve(workplace: Workplace, identity: str, address: str, group: Group, *, on
     while True:
         frames = wire.receive(socket)
         order = wire.parse_control(to_worker, frames[0])
-        wire.send(socket, answer(workplace, order, frames[1:], group))
+        said = answer(workplace, order, frames[1:], group, shared)
         del frames
-        _let_go()
+        wire.send(socket, said)
+        del said
+        heap.let_go()
         if one_task:
             break
     socket.close()
     context.term()
 
 
-def answer(workplace: Workplace, order: Train | Evaluate | Measure, frames: Frames, group: Group | None) -> Frames:
+def answer(
+    workplace: Workplace, order: Train | Evaluate | Measure, frames: Frames, group: Group | None, shared: int = -1
+) -> Frames:
     """Carry out an order; what goes wrong inside it is an answer too, not the end of the process."""
     try:
         if isinstance(order, Train):
-            return _train(workplace, order, frames, group)
+            return _train(workplace, order, frames, group, shared)
         if isinstance(order, Evaluate):
-            return [wire.control(workplace.evaluate(order, wire.unpack(frames)))]
+            return [wire.control(workplace.evaluate(order, wire.unpack(shelf.fetch(shared, order.ticket, frames))))]
         return [wire.control(workplace.measure(order))]
     except MemoryError as error:
         return [wire.control(Failed(task=order.task, kind="oom", detail=str(error) or "MemoryError"))]
@@ -71,7 +74,7 @@ def answer(workplace: Workplace, order: Train | Evaluate | Measure, frames: Fram
         return [wire.control(Failed(task=order.task, kind="oom" if oom else "crash", detail=detail))]
 
 
-def _train(workplace: Workplace, order: Train, frames: Frames, group: Group | None) -> Frames:
+def _train(workplace: Workplace, order: Train, frames: Frames, group: Group | None, shared: int) -> Frames:
     """A training task with its meters: wall time of the compute phase, CPU time, the kernel's own peak of memory."""
     if order.pace_total_s and order.variant not in _rehearsed:
         # torch compiles its kernels in each process anew; a device that trains all day has them, so nobody is charged
@@ -79,10 +82,11 @@ def _train(workplace: Workplace, order: Train, frames: Frames, group: Group | No
         _rehearsed.add(order.variant)
     if group is not None:
         group.reset_peak()
+    message = wire.unpack(shelf.fetch(shared, order.ticket, frames))
     throttled_before = group.usage().throttled_s if group is not None else None
     cpu_before, start = time.process_time(), time.monotonic()
     pacer = Pacer(order.pace_step_s) if order.pace_total_s else None
-    reply, job = workplace.train(order, wire.unpack(frames), pacer, group.device if group is not None else "cpu")
+    reply, job = workplace.train(order, message, pacer, group.device if group is not None else "cpu")
     if pacer is not None:
         pacer.finish(order.pace_total_s)
     seconds, cpu_s = time.monotonic() - start, time.process_time() - cpu_before
@@ -91,6 +95,8 @@ def _train(workplace: Workplace, order: Train, frames: Frames, group: Group | No
     throttled_s = None
     if usage is not None and usage.throttled_s is not None and throttled_before is not None:
         throttled_s = usage.throttled_s - throttled_before
+    said = wire.pack(reply.message)
+    places = shelf.hand_in(shared, order.ticket, said)
     trained = Trained(
         task=order.task,
         keep=keep,
@@ -104,11 +110,6 @@ def _train(workplace: Workplace, order: Train, frames: Frames, group: Group | No
         anon_bytes=usage.anon_bytes if usage is not None else None,
         gpu_peak_bytes=usage.gpu_bytes if usage is not None else None,
         gpu_w=usage.gpu_w if usage is not None else None,
+        places=places,
     )
-    return [wire.control(trained), *wire.pack(reply.message)]
-
-
-def _let_go() -> None:
-    """Give the memory of the last task back to the kernel: an idle client costs megabytes, not its model."""
-    gc.collect()
-    LIBC.malloc_trim(0)
+    return [wire.control(trained), *(said[:1] if places else said)]

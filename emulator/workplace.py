@@ -33,7 +33,7 @@ MEASURE_REPETITIONS, MEASURE_SECONDS = 7, 0.5
 
 @dataclass(frozen=True)
 class Workplace:
-    """The run as a worker knows it: made once in the zygote without a tensor operation, inherited by every fork."""
+    """The run as a worker knows it: made once in the zygote, inherited by every fork."""
 
     folder: Path
     dataset: Dataset
@@ -52,7 +52,7 @@ class Workplace:
         return cls(folder, dataset, split, context, load_method(config.algorithm, context))
 
     def warm_up(self) -> None:
-        """Touch what all workers share: the data's pages and the libraries' code, by one step of the smallest model."""
+        """Touch what all workers share: the data and, by a step of the smallest model, libraries and kernels."""
         torch.set_num_threads(1)
         self.dataset.touch()
         self.rehearse(self.context.family.variants[0])

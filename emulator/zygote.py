@@ -1,14 +1,13 @@
 """The zygote: imports torch once, forks every worker warm and inside its limits, and cleans up after all of them.
 
-It is exec'd with one compute thread, runs no tensor operation and opens no ZeroMQ context, so what it forks is sound
-and costs megabytes. It watches the broker through a socket pair: when that closes, whatever killed the broker, it
-kills its workers, waits for them, and removes their cgroups and the sockets.
+It is exec'd with one compute thread and opens no ZeroMQ context, so what it forks is sound and costs megabytes. It
+watches the broker through a socket pair: when that closes, whatever killed the broker, it kills its workers, waits for
+them, and removes their cgroups and the sockets.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import selectors
@@ -16,13 +15,13 @@ import shutil
 import signal
 import socket
 import sys
-import traceback
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 import setproctitle
 
+from fleetbed.emulator import heap
+from fleetbed.emulator.forks import fork, ready_to_fork, warm
 from fleetbed.emulator.limits import Group, Limits, best_limits
 from fleetbed.emulator.messages import (
     Configure,
@@ -39,14 +38,14 @@ from fleetbed.emulator.messages import (
 from fleetbed.emulator.worker import serve
 from fleetbed.emulator.workplace import Workplace
 
-PR_SET_PDEATHSIG = 1
 PF_EXITING = 0x4  # of the kernel's task flags
 MAX_CONTROL_BYTES = 1 << 16
 
 
 class Zygote:
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, shelf: int) -> None:
         self._control = control
+        self._shelf = shelf
         self._folder: Path | None = None
         self._limits: Limits | None = None
         self._workplace: Workplace | None = None
@@ -110,12 +109,12 @@ class Zygote:
             first = self._workplace is None
             self._workplace = Workplace.open(setup)
             if first:
-                self._warm_up()
+                # in the zygote's own cgroup, or the first client would pay for the pages that all share
+                warm(self._workplace.warm_up)
         except Exception as error:  # noqa: BLE001 - told to the broker, which ends the run with it
             self._say(Trouble(None, f"{type(error).__name__}: {error}"))
             return
-        gc.collect()
-        gc.freeze()
+        ready_to_fork()
         gc.enable()  # off until now, for the imports
         self._say(Ready())
 
@@ -135,55 +134,20 @@ class Zygote:
         except OSError as error:
             self._say(Trouble(order.worker, f"its limits could not be set: {error}"))
             return
-        pid = os.fork()
-        if pid == 0:
-            self._child(self._workplace, order, group)
+        workplace = self._workplace
+        pid = fork(lambda: self._child(workplace, order, group))
         self._children[pid] = (order.worker, group)
 
-    def _child(self, workplace: Workplace, order: Spawn, group: Group) -> NoReturn:
-        """In the worker's process, before anything else: die with the zygote, join the limits, then serve."""
-        status = 1
-        try:
-            self._become(order.title)
-            group.join()
-            serve(workplace, order.identity, f"ipc://{self._folder}/broker", group, one_task=order.one_task)
-            status = 0
-        except BaseException:  # noqa: BLE001 - a forked child must never return into the zygote's stack
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-
-    def _warm_up(self) -> None:
-        """Touch the shared data and libraries in a throw-away child, or the first client would pay for everybody.
-
-        It stays in the zygote's own cgroup, so the pages are charged there.
-        """
-        assert self._workplace is not None
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                self._become("fleetbed: warm-up")
-                self._workplace.warm_up()
-                status = 0
-            except BaseException:  # noqa: BLE001 - as above
-                traceback.print_exc()
-            finally:
-                os._exit(status)
-        _, status = os.waitpid(pid, 0)
-        if status:
-            raise RuntimeError("the warm-up of the shared pages failed; the run's workers.log says why")
-
-    def _become(self, title: str) -> None:
-        zygote = os.getppid()
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != zygote:  # it died between the fork and the line above
-            os._exit(1)
+    def _child(self, workplace: Workplace, order: Spawn, group: Group) -> None:
+        """In the worker's process, before anything else: leave the zygote's affairs, join the limits, then serve."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the broker's to handle
         self._control.close()
-        setproctitle.setproctitle(title)
+        setproctitle.setproctitle(order.title)
+        group.join()
+        address = f"ipc://{self._folder}/broker"
+        serve(workplace, order.identity, address, self._shelf, group, one_task=order.one_task)
 
     def _reap(self) -> None:
         while self._children:
@@ -213,7 +177,8 @@ def _is_ending(pid: int) -> bool:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     setproctitle.setproctitle("fleetbed: zygote")
-    zygote = Zygote(socket.socket(fileno=int(sys.argv[1])))
+    heap.hold()
+    zygote = Zygote(socket.socket(fileno=int(sys.argv[1])), shelf=int(sys.argv[2]))
     try:
         zygote.run()
     finally:

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 import zmq
 
-from fleetbed.emulator import wire
+from fleetbed.emulator import shelf, wire
 from fleetbed.emulator.algorithm import Reply
 from fleetbed.emulator.broker import Broker
 from fleetbed.emulator.bundle import Bundle
@@ -71,12 +71,12 @@ class NoLimits:
         return Usage(0.0, 0.0, 0, 0)
 
 
-def run_client(identity: str, address: str) -> None:
+def run_client(identity: str, address: str, shared: int) -> None:
     """The loop that clients run."""
-    serve(EchoPlace(), identity, address, NoLimits(), one_task=False)  # type: ignore[arg-type]
+    serve(EchoPlace(), identity, address, shared, NoLimits(), one_task=False)  # type: ignore[arg-type]
 
 
-def pass_back(identity: str, address: str) -> None:
+def pass_back(identity: str, address: str, shared: int) -> None:
     """A client that costs next to nothing, so that what is measured is the broker."""
     dealer = zmq.Context().socket(zmq.DEALER)
     dealer.identity = identity.encode()
@@ -98,14 +98,21 @@ def pass_back(identity: str, address: str) -> None:
     while True:
         control, *frames = wire.receive(dealer)
         order = wire.parse_control(to_worker, control)
-        wire.send(dealer, [wire.control(msgspec.structs.replace(answer, task=order.task)), *frames])
+        assert isinstance(order, Train)
+        places = []
+        if order.ticket is not None:
+            frames = shelf.fetch(shared, order.ticket, frames)
+            places = shelf.hand_in(shared, order.ticket, frames)
+        said = msgspec.structs.replace(answer, task=order.task, places=places)
+        wire.send(dealer, [wire.control(said), *(frames[:1] if places else frames)])
 
 
 class Forks:
     """What the broker knows as its launcher: forks a client for every `Spawn`, from a process that has no sockets."""
 
-    def __init__(self, folder: Path, client: Callable[[str, str], None]) -> None:
+    def __init__(self, folder: Path, client: Callable[[str, str, int], None]) -> None:
         self._client = client
+        self.shelf = os.memfd_create("shelf")
         self.address = f"ipc://{folder}/broker"
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._pid = os.fork()
@@ -124,7 +131,7 @@ class Forks:
             child = os.fork()
             if child == 0:
                 control.close()
-                self._client(spawn.identity, self.address)
+                self._client(spawn.identity, self.address, self.shelf)
             children.append(child)
         end(children)
 
@@ -140,6 +147,7 @@ class Forks:
     def close(self) -> None:
         self._ours.close()
         os.waitpid(self._pid, 0)
+        os.close(self.shelf)
 
 
 def end(children: list[int]) -> NoReturn:
@@ -150,7 +158,7 @@ def end(children: list[int]) -> NoReturn:
 
 
 def fleetbed_side(
-    bundle: Bundle, clients: int, seconds: float, client: Callable[[str, str], None] = run_client
+    bundle: Bundle, clients: int, seconds: float, client: Callable[[str, str, int], None] = run_client
 ) -> float:
     """Round trips a second through the broker: orders packed, sent, answered, and the answers decoded."""
     names = [f"client-{number:03d}" for number in range(clients)]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 import zmq
 
 from fleetbed.emulator import wire
 from fleetbed.emulator.broker import Broker
+from fleetbed.emulator.bundle import Bundle
 from fleetbed.emulator.executor import Order, Outcome
 from fleetbed.emulator.limits.plan import LimitPlan
-from fleetbed.emulator.messages import Exited, FromZygote, Hello, Measure, Measured, Spawn, to_worker, to_zygote
+from fleetbed.emulator.messages import Exited, FromZygote, Hello, Measure, Measured, Spawn, Train, to_worker, to_zygote
 
 ORDER = Measure(task=7, variant="v", kind="train", part="all", samples=1, optimise=False)
 ANSWER = wire.control(Measured(task=7, seconds=0.5))
@@ -27,6 +30,7 @@ class PlayedZygote:
         self.address = f"ipc://{folder}/broker"
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.told: list[object] = []
+        self.shelf = os.memfd_create("shelf")
 
     def fileno(self) -> int:
         return self._ours.fileno()
@@ -46,6 +50,7 @@ class PlayedZygote:
     def close(self) -> None:
         self._ours.close()
         self._theirs.close()
+        os.close(self.shelf)
 
 
 class Bed:
@@ -121,3 +126,24 @@ def test_rubbish_costs_its_sender_the_task(bed: Bed, rubbish: bytes) -> None:
     outcome = bed.outcome(lambda: bed.worker.send_multipart([rubbish]))
     assert outcome.kind == "crash"
     assert "it sent rubbish" in outcome.detail
+
+
+def test_room_is_not_given_to_another_before_its_worker_has_ended(tmp_path: Path) -> None:
+    """A cancelled worker may still be writing its answer."""
+    zygote = PlayedZygote(tmp_path)
+    broker = Broker(zygote, capacity=2.0, one_task=False)  # type: ignore[arg-type]
+    header = Train(task=1, client=1, variant="v", stage="train", kept=None)
+    broker.enlist("client-001", "title", LimitPlan("client-001"))
+    broker.submit(Order(header=header, worker="client-001", frames=wire.pack(Bundle({"w": torch.zeros(100_000)}))))
+    worker = broker._workers["client-001"]
+    worker.greeted = True
+    broker._send(worker)  # to nobody: its connection has gone, or is yet to come
+    assert worker.room is not None
+    offset = worker.room.offset
+    broker.cancel(1)
+    taken = [broker._shelf.take(400_000) for _ in range(3)]
+    assert offset not in {space.offset for space in taken}
+    worker.exit = exited(-9, ordered=True)
+    broker._settle(worker)
+    assert broker._shelf.take(400_000).offset == offset
+    broker.close()

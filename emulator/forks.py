@@ -1,0 +1,63 @@
+"""Forking: what a process does before, so that its forks are warm and small, and how a fork ends.
+
+A fork shares every page with its parent until one of them writes to it. So the parent does what all would do: it has
+torch compile its kernels, then gives its memory back and freezes its objects, which no collection touches from then on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import traceback
+from collections.abc import Callable
+
+import torch
+
+from fleetbed.emulator import heap
+
+PR_SET_PDEATHSIG = 1
+
+
+def ready_to_fork() -> None:
+    """Call it when all is there that the forks will need."""
+    heap.let_go()
+    gc.freeze()
+
+
+def fork(work: Callable[[], None]) -> int:
+    """Do this in a fork, which ends with it, or with its parent; gives the fork's process id."""
+    parent = os.getpid()
+    if pid := os.fork():
+        return pid
+    status = 1
+    try:
+        die_with(parent)
+        work()
+        status = 0
+    except BaseException:  # noqa: BLE001 - a fork must never return into its parent's stack
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def warm(work: Callable[[], None]) -> None:
+    """Do this, a training step, on behalf of all forks.
+
+    Where torch could use a GPU it is done in a throw-away fork, which warms the pages that files have and no more:
+    after one backward pass torch's engine has a thread per GPU, and refuses to work in a fork.
+    """
+    if not torch.backends.cuda.is_built():
+        work()
+        return
+    _, status = os.waitpid(fork(work), 0)
+    if status:
+        raise RuntimeError(f"the warm-up ended with exit code {os.waitstatus_to_exitcode(status)}; its log says why")
+
+
+def die_with(parent: int) -> None:
+    """Be killed when the parent ends, whose process id this is."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it had ended before the line above
+        os._exit(1)
