@@ -59,6 +59,7 @@ def curves_figure(series: Sequence[Series], axis: Axis, targets: Sequence[float]
     by_policy = len(methods) > 1 and len({one.policy for one, _ in bands}) > 1
     panels = [[pair for pair in bands if pair[0].method == method] for method in methods] if by_policy else [bands]
     beside = max(map(len, panels)) > MOST_INSIDE
+    by_method = looks(series)
     with mpl.rc_context(RC):
         width = 3.7 * len(panels) if by_policy else 7.6 if beside else 5.6
         figure, grid = new_figure(width, ncols=len(panels), sharey=True, squeeze=False)
@@ -71,8 +72,8 @@ def curves_figure(series: Sequence[Series], axis: Axis, targets: Sequence[float]
                     axes.set_title(one.method)
                     label, look = one.label.removeprefix(f"{one.method}, "), POLICY_LOOKS[one.policy]
                 else:
-                    label, look = one.label, looks(series)[one.method]
-                _draw_band(axes, found, size, label + seeds, look, DASHES[one.policy])
+                    label, look = one.label, by_method[one.method]
+                _draw_band(axes, found, size, label + seeds, look, DASHES[one.policy], stairs=axis != "rounds")
             axes.set_xlabel(axis_label(axis, unit))
             axes.set_xlim(left=0)
             if axis == "rounds":
@@ -95,11 +96,12 @@ def _target_line(axes: Axes, target: float) -> None:
     )
 
 
-def _draw_band(axes: Axes, found: Band, size: float, label: str, look: Look, dashes: Any) -> None:
+def _draw_band(axes: Axes, found: Band, size: float, label: str, look: Look, dashes: Any, *, stairs: bool) -> None:
+    """Stairs where it matters when a model was there; from round to round slopes are easier to tell apart."""
     axes.plot(
         found.x / size,
         found.mean,
-        drawstyle="steps-post",
+        drawstyle="steps-post" if stairs else "default",
         color=look.colour,
         linestyle=dashes,
         marker=look.marker,
@@ -108,7 +110,9 @@ def _draw_band(axes: Axes, found: Band, size: float, label: str, look: Look, das
     )
     if found.seeds > 1:
         low, high = found.mean - found.deviation, found.mean + found.deviation
-        axes.fill_between(found.x / size, low, high, step="post", color=look.colour, alpha=0.18, linewidth=0)
+        axes.fill_between(
+            found.x / size, low, high, step="post" if stairs else None, color=look.colour, alpha=0.18, linewidth=0
+        )
 
 
 def pareto_figure(series: Sequence[Series]) -> Figure:
