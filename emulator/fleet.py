@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import msgspec
 import torch
 
-from fleetbed.emulator import heap, host, pacing
+from fleetbed.emulator import host, pacing
 from fleetbed.emulator.algorithm import Client
 from fleetbed.emulator.broker import Broker
 from fleetbed.emulator.executor import SERVICE, Executor, InlineExecutor, Order
@@ -39,17 +38,17 @@ class Fleet:
         # As in a client's process: other thread counts give other bits. And threads of the broker's own would spin for
         # the cores that the clients train on.
         torch.set_num_threads(1)
-        heap.hold()  # replies come and go with every round
         if self._mode == "inline":
             self.executor = self._inline = InlineExecutor(Workplace.open(setup))
             return
-        capacity = pacing.capacity(host.cores()) if self._paced else float(host.cores())
+        # at full speed one more than there are cores: what its client waits for, another one works in
+        capacity = pacing.capacity(host.cores()) if self._paced else float(host.cores() + 1)
         launcher = Launcher(layout.config.name, folder / "workers.log")
         self.executor = self._broker = Broker(
             launcher, capacity=capacity, one_task=self._mode == "on-demand", on_tick=on_tick
         )
         self._broker.configure(str(folder / "setup.json"))
-        for number in range(math.ceil(capacity)):
+        for number in range(host.cores()):
             name = f"{SERVICE}-{number}"
             self._broker.enlist(name, f"fleetbed: {name}", LimitPlan(name))
 

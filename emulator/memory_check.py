@@ -46,7 +46,7 @@ Made by `fleetbed models check-memory --out docs/memory-prediction.md`.
 
 Predicted is the peak of what a client's process adds after its fork while it trains, as `models/cost.py` has it.
 Measured is what the kernel charged at most to the memory group of a client's process, forked from a warm one, while it
-trained {steps} steps on weights that it received over ZeroMQ. Below zero too little was predicted.
+trained {steps} steps on weights that it received as in a run. Below zero too little was predicted.
 
 {summary}.
 

@@ -1,20 +1,20 @@
 """Measuring what a client's memory grows to: `python -m fleetbed.emulator.memory_meter ADDRESS SHELF`, a case a line.
 
-A process as warm as the zygote forks a worker per case into a memory group of its own. The worker is that of a run and
-runs a method of a run, on data made up for the case.
+Each case has a zygote of its own, which forks a worker into a memory group. Both are those of a run and the worker runs
+a method of a run, on data made up for the case.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 
-from fleetbed.emulator import heap
 from fleetbed.emulator.algorithm import Client, Context
 from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.data import Dataset, Split
@@ -84,29 +84,32 @@ def _dataset(spec: InputSpec, samples: int) -> Dataset:
 def main() -> None:
     address, shelf = sys.argv[1], int(sys.argv[2])
     die_with(os.getppid())
-    heap.hold()
     limits = best_limits("memory-check")
     print(limits.backend, flush=True)
     try:
         for number, line in enumerate(sys.stdin):
-            here = workplace(msgspec.json.decode(line, type=Case))
-            warm(here.warm_up)
-            ready_to_fork()
             group = limits.create(LimitPlan(f"case-{number}"))
-            _run(here, address, shelf, group, f"case-{number}")
+            _wait(fork(partial(_zygote, msgspec.json.decode(line, type=Case), address, shelf, group)))
             group.remove()
     finally:
         limits.close()
 
 
-def _run(here: Workplace, address: str, shelf: int, group: Group, identity: str) -> None:
-    """A client's process, as the zygote makes it, for one task."""
+def _zygote(case: Case, address: str, shelf: int, group: Group) -> None:
+    """As that of a run: what earlier cases left in the heap is not in the way of this one."""
+    here = workplace(case)
+    warm(here.warm_up)
+    ready_to_fork()
 
     def client() -> None:
         group.join()
-        serve(here, identity, address, shelf, group, one_task=True)
+        serve(here, "case", address, shelf, group, one_task=True)
 
-    _, status = os.waitpid(fork(client), 0)
+    _wait(fork(client))
+
+
+def _wait(pid: int) -> None:
+    _, status = os.waitpid(pid, 0)
     if status:
         sys.exit(f"a measured process ended with exit code {os.waitstatus_to_exitcode(status)}")
 

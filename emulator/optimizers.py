@@ -51,32 +51,21 @@ class SGD(_Parameters):
     @torch.no_grad()
     def step(self) -> None:
         used, gradients = self._used()
-        if not self._momentum:
-            self._update(used, gradients, [], first=False)
-            return
-        pairs = list(zip(used, gradients, strict=True))
-        for first in (False, True):
-            these = [(p, g) for p, g in pairs if (not self.state[p]) == first]
-            if not these:
-                continue
-            if first:  # the first momentum is the gradient, whose memory it takes over
-                for p, g in these:
-                    self.state[p], p.grad = {"momentum_buffer": g}, None
-            moved = [p for p, _ in these]
-            self._update(moved, [g for _, g in these], [self.state[p]["momentum_buffer"] for p in moved], first=first)
-
-    def _update(self, used: list[Tensor], gradients: list[Tensor], momenta: list[Tensor], *, first: bool) -> None:
+        if self._momentum:
+            for p in used:
+                if not self.state[p]:  # from zero the first step is the plain gradient, as it is to be
+                    self.state[p] = {"momentum_buffer": torch.zeros_like(p)}
         torch._fused_sgd_(
             used,
             gradients,
-            momenta,
+            [self.state[p]["momentum_buffer"] for p in used] if self._momentum else [],
             lr=self._lr,
             momentum=self._momentum,
             weight_decay=self._weight_decay,
             dampening=0.0,
             nesterov=False,
             maximize=False,
-            is_first_step=first,
+            is_first_step=False,
         )
 
 

@@ -7,7 +7,8 @@ import time
 import torch
 import zmq
 
-from fleetbed.emulator import heap, shelf, wire
+from fleetbed.emulator import shelf, wire
+from fleetbed.emulator.forks import let_go
 from fleetbed.emulator.limits import Group
 from fleetbed.emulator.messages import (
     Evaluate,
@@ -49,7 +50,7 @@ def serve(workplace: Workplace, identity: str, address: str, shared: int, group:
         del frames
         wire.send(socket, said)
         del said
-        heap.let_go()
+        let_go()
         if one_task:
             break
     socket.close()

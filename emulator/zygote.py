@@ -20,7 +20,6 @@ from pathlib import Path
 import msgspec
 import setproctitle
 
-from fleetbed.emulator import heap
 from fleetbed.emulator.forks import fork, ready_to_fork, warm
 from fleetbed.emulator.limits import Group, Limits, best_limits
 from fleetbed.emulator.messages import (
@@ -177,7 +176,6 @@ def _is_ending(pid: int) -> bool:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     setproctitle.setproctitle("fleetbed: zygote")
-    heap.hold()
     zygote = Zygote(socket.socket(fileno=int(sys.argv[1])), shelf=int(sys.argv[2]))
     try:
         zygote.run()

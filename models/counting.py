@@ -165,7 +165,7 @@ def _lstm_backward(args: tuple[Any, ...], out: Any) -> int:
     """Gradients of gates, states and inputs of all steps at once. The factors are measured."""
     del out
     inputs, hidden = _lstm_values(args)
-    return 3 * inputs + 8 * hidden
+    return 2 * inputs + 6 * hidden
 
 
 def _lstm_values(args: tuple[Any, ...]) -> tuple[int, int]:

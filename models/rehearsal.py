@@ -25,7 +25,7 @@ from fleetbed.profiles.experiment import Optimizer
 
 #: what a process costs that trains next to nothing: pages of Python and torch that it writes to, thread stacks,
 #: ZeroMQ. `fleetbed models check-memory` shows how far off it is.
-PROCESS_BYTES = 11 << 20
+PROCESS_BYTES = 8 << 20
 #: and what each parameter tensor brings along beside its values, its gradient and its optimiser's state: objects of
 #: Python and autograd, messages, kernels compiled at run time, pages that small blocks do not fill; measured
 TENSOR_BYTES = 20 << 10

@@ -12,7 +12,7 @@ run over elements, not tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -29,7 +29,7 @@ from fleetbed.profiles.errors import BadInput
 
 Weighting = Literal["clients", "samples"]
 ALL_SECTIONS: frozenset[Section] = frozenset({"extractor", "intermediate", "classifier"})
-#: so many elements are summed over all clients before the next ones: their sum stays in the cache
+#: so many elements are averaged over all clients before the next ones
 CHUNK = 1 << 15
 LEAST_MASS = 1e-30
 
@@ -188,30 +188,46 @@ def _mean(full: Tensor, parts: list[_Part]) -> Tensor:
     if not full.is_floating_point():  # a counter: it becomes the largest
         return torch.stack([full, *(p.after for p in parts)]).amax(0) - full
     if all(rows is None for p in parts for rows in p.rows):
-        return _sum(parts, sum(p.omega for p in parts))
+        return _mean_change(parts)
     mean, mass = torch.zeros(full.shape), torch.zeros(full.shape)
     same_rows: dict[int, list[_Part]] = {}
     for p in parts:
         same_rows.setdefault(id(p.rows), []).append(p)
     for group in same_rows.values():
-        rows, shape = group[0].rows, group[0].after.shape
-        scatter_add({"": mean}, {"": _sum(group, 1.0)}, {"": rows})
-        scatter_add({"": mass}, {"": torch.full((), sum(p.omega for p in group)).expand(shape)}, {"": rows})
+        rows, shape, omega = group[0].rows, group[0].after.shape, sum(p.omega for p in group)
+        scatter_add({"": mean}, {"": _mean_change(group).mul_(omega)}, {"": rows})
+        scatter_add({"": mass}, {"": torch.full((), omega).expand(shape)}, {"": rows})
     return mean.div_(mass.clamp_(min=LEAST_MASS))  # where nobody holds an element its sum is 0
 
 
-def _sum(parts: list[_Part], total: float) -> Tensor:
-    """The sum of the changes, each by its scale, over `total`. Differences first: what nobody changed moves by 0."""
-    sums = torch.zeros(parts[0].after.shape)
-    if sums.numel() <= CHUNK:
-        for p in parts:
-            sums.add_(p.after - p.sent, alpha=p.scale / total)
-        return sums
-    changes = [(p.after.reshape(-1).split(CHUNK), p.sent.reshape(-1).split(CHUNK), p.scale / total) for p in parts]
-    room = torch.empty(CHUNK)
-    for position, chunk in enumerate(sums.view(-1).split(CHUNK)):
+def _mean_change(parts: list[_Part]) -> Tensor:
+    """The mean of the changes of what all hold alike. What nobody changed moves by 0, to the bit."""
+    sent = parts[0].sent
+    if all(p.scale == p.omega and p.sent.data_ptr() == sent.data_ptr() for p in parts):
+        return _mean_after(parts, sent)
+    total = sum(p.omega for p in parts)
+    sums, room = torch.zeros(sent.shape), torch.empty(CHUNK)
+    for chunk, *both in _chunks(sums, *(tensor for p in parts for tensor in (p.after, p.sent))):
         change = room[: chunk.numel()]
-        for after, sent, scale in changes:
-            torch.sub(after[position], sent[position], out=change)
-            chunk.add_(change, alpha=scale)
+        for p, after, before in zip(parts, both[::2], both[1::2], strict=True):
+            torch.sub(after, before, out=change)
+            chunk.add_(change, alpha=p.scale / total)
     return sums
+
+
+def _mean_after(parts: list[_Part], sent: Tensor) -> Tensor:
+    """The weighted mean of what came back, less what was sent. It moves towards each next value by its share."""
+    mean = torch.empty(sent.shape)
+    for chunk, before, first, *others in _chunks(mean, sent, *(p.after for p in parts)):
+        chunk.copy_(first)
+        total = parts[0].omega
+        for p, after in zip(parts[1:], others, strict=True):
+            total += p.omega
+            chunk.lerp_(after, p.omega / total)
+        chunk.sub_(before)
+    return mean
+
+
+def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors of one shape, piece by piece: what is summed up stays in the cache, and torch needs no second thread."""
+    return zip(*(tensor.reshape(-1).split(CHUNK) for tensor in tensors), strict=True)

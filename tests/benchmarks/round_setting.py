@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-CLIENTS, PER_ROUND, BATCH, CLASSES, TEST_SAMPLES = 100, 10, 16, 10, 1000
+CLIENTS, PER_ROUND, BATCH, CLASSES = 100, 10, 16, 10
+TEST_SAMPLES = 20  # fleetbed evaluates before the first round and after the last, the others never
 FAMILY, VARIANT, SHAPE = "resnet-stage", "resnet10", (3, 32, 32)
 LR, MOMENTUM = 0.01, 0.9
 
