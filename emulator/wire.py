@@ -3,8 +3,8 @@
 A message is `[control, manifest, tensor, tensor, ...]`. The control frame is the emulator's own (task number, pacing)
 and would not exist on a real device; manifest and tensors are what the method sends, so they are what is counted.
 Small tensors travel inside the manifest, for a frame costs more than copying them; large ones are frames of their own,
-in order, and are never copied. Everything is checked against its type, its declared size and the limits below before it
-is used.
+in order, and are never copied (between broker and worker they may lie on the shelf instead). Everything is checked
+against its type, its declared size and the limits below before it is used.
 """
 
 from __future__ import annotations
