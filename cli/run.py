@@ -29,6 +29,10 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the runs go; it must not exist.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with what is in this folder.")] = None,
+    only: Annotated[str | None, typer.Option(metavar="RUN", help="With --resume: only this run of the study.")] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Runs at the same time, where time is modelled or replayed.")
+    ] = 1,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what it will take in device time, host time and disk, and stop.")
     ] = False,
@@ -43,6 +47,8 @@ def run(
         raise BadInput(
             "fleetbed run takes either an experiment or --resume DIR, see: fleetbed profiles list experiment"
         )
+    if only is not None and (resume is None or jobs > 1):
+        raise BadInput("--only RUN goes with --resume DIR, and without --jobs.")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill ends in order too
     search = tuple(profiles or ())
     check_search(search)
@@ -52,8 +58,8 @@ def run(
         return
     folder = resume or out or Path("runs") / f"{Path(experiment or '').stem}-{datetime.now():%Y%m%d-%H%M%S}"
     try:
-        with _zygote_for(asked, search):
-            folders = _carry_out(asked, folder, search)
+        with _zygote_for(asked, search, jobs):
+            folders = _carry_out(asked, folder, search, only, jobs)
     except KeyboardInterrupt:
         complain(f"interrupted; go on with: fleetbed run --resume {folder}")
         raise
@@ -63,7 +69,7 @@ def run(
         print(folder)
 
 
-def _zygote_for(asked: Experiment | None, search: Sequence[Path]) -> contextlib.AbstractContextManager[None]:
+def _zygote_for(asked: Experiment | None, search: Sequence[Path], jobs: int) -> contextlib.AbstractContextManager[None]:
     """Start the zygote before this process imports torch, so that both do at the same time; never for nothing."""
     from fleetbed.emulator.ahead import started_ahead
     from fleetbed.emulator.room import check_room
@@ -72,23 +78,32 @@ def _zygote_for(asked: Experiment | None, search: Sequence[Path]) -> contextlib.
         check_room(sum(sizes(load_fleet(asked.fleet, search, "fleet"))), asked.processes)
         if asked.processes == "inline":
             return contextlib.nullcontext()
-    return started_ahead()
+    return started_ahead() if jobs == 1 else contextlib.nullcontext()
 
 
-def _carry_out(asked: Experiment | None, folder: Path, search: Sequence[Path]) -> list[Path]:
+def _carry_out(
+    asked: Experiment | None, folder: Path, search: Sequence[Path], only: str | None, jobs: int
+) -> list[Path]:
     gc.disable()  # imports leave no garbage, and looking for it takes a fifth of their time
     from rich.console import Console
 
     from fleetbed.cli.live import watch_for
-    from fleetbed.emulator.study import resume_study, start_study
+    from fleetbed.cli.side_by_side import check_jobs, run_side_by_side
+    from fleetbed.emulator.study import create_study, open_study, resume_study
 
     gc.freeze()
     gc.enable()
     watch = watch_for(Console(stderr=True))
-    if asked is None:
-        return resume_study(folder, watch)
-    command = shlex.join(["fleetbed", *sys.argv[1:]])
-    return start_study(asked, folder, search=search, command=command, watch=watch)
+    if asked is not None:
+        check_jobs(jobs, asked)
+        create_study(asked, folder, search=search, command=shlex.join(["fleetbed", *sys.argv[1:]]))
+    if jobs == 1:
+        return resume_study(folder, watch, only)
+    folder, study = open_study(folder)
+    check_jobs(jobs, study.experiment)
+    names = [config.name for config in runs(study.experiment)]
+    run_side_by_side(folder, names, jobs, watch.say)
+    return [folder / name for name in names]
 
 
 def _forecast(experiment: Experiment, search: Sequence[Path], as_json: bool) -> None:

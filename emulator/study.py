@@ -1,4 +1,4 @@
-"""The runs of one experiment, one after the other, in one folder that can be gone on with after any interruption."""
+"""The runs of one experiment, in one folder that can be gone on with after any interruption."""
 
 from __future__ import annotations
 
@@ -33,12 +33,17 @@ def start_study(
     experiment: Experiment, folder: Path, *, search: Sequence[Path], command: str, watch: Watch
 ) -> list[Path]:
     """Carry out every run of the experiment; gives their folders."""
+    create_study(experiment, folder, search=search, command=command)
+    return resume_study(folder, watch)
+
+
+def create_study(experiment: Experiment, folder: Path, *, search: Sequence[Path], command: str) -> None:
+    """Make the folder of a study whose runs are yet to come. It is refused as a whole, if any of them is."""
     if folder.exists():
         raise BadInput(f"{folder}: the folder exists; choose another with --out, or go on with --resume {folder}")
     study = Study(experiment, tuple(str(path.absolute()) for path in search), command)
-    configs = runs(experiment)
-    for config in configs:
-        lay_out(config, search)  # a study is refused as a whole, before its first run
+    for config in runs(experiment):
+        lay_out(config, search)
     text = msgspec.json.encode(study)
     try:
         write_atomically(folder / STUDY, lambda part: part.write_bytes(text))
@@ -46,47 +51,60 @@ def start_study(
         raise BadInput(
             f"{folder}: the folder cannot be written ({error.strerror}); choose another with --out"
         ) from error
-    with _alone(folder):
-        return _carry_out(study, folder, configs, watch)
 
 
-def resume_study(folder: Path, watch: Watch) -> list[Path]:
-    """Go on with what is not done: unfinished runs from their checkpoints, the others from the start."""
+def open_study(folder: Path) -> tuple[Path, Study]:
+    """The study of this folder, or of the one that this run is in; and its folder."""
     if (folder / "run.sqlite").exists() and (folder.parent / STUDY).exists():
         folder = folder.parent
     try:
-        study = msgspec.json.decode((folder / STUDY).read_bytes(), type=Study)
+        return folder, msgspec.json.decode((folder / STUDY).read_bytes(), type=Study)
     except FileNotFoundError as error:
         raise BadInput(f"{folder}: not the folder of a study or a run, there is no {STUDY} in it") from error
     except msgspec.MsgspecError as error:
         raise BadInput(f"{folder / STUDY}: not what a study of this version looks like: {error}") from error
-    with _alone(folder):
-        return _carry_out(study, folder, runs(study.experiment), watch)
+
+
+def resume_study(folder: Path, watch: Watch, only: str | None = None) -> list[Path]:
+    """Go on with what is not done: unfinished runs from their checkpoints, the others from the start.
+
+    With `only`, with this one of its runs, beside whom others may be at work.
+    """
+    folder, study = open_study(folder)
+    configs = {config.name: config for config in runs(study.experiment)}
+    if only is None:
+        with _lock(folder / LOCK, fcntl.LOCK_EX):
+            return [_carry_out(study, folder, config, watch) for config in configs.values()]
+    if only not in configs:
+        raise BadInput(f"--only {only}: {folder} has no such run, it has {', '.join(configs)}")
+    own = folder / f"{only}.lock"
+    with _lock(folder / LOCK, fcntl.LOCK_SH), _lock(own, fcntl.LOCK_EX):
+        try:
+            return [_carry_out(study, folder, configs[only], watch)]
+        finally:
+            own.unlink()
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Two processes at work in one folder would spoil it; the kernel drops the lock of a killed one."""
-    with (folder / LOCK).open("w") as lock:
+def _lock(path: Path, kind: int) -> Iterator[None]:
+    """Two processes at work on one run would spoil it; the kernel drops the lock of a killed one."""
+    with path.open("w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, kind | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise BadInput(f"{folder}: another process is at work here; wait for it, or end it first") from error
+            raise BadInput(f"{path.parent}: another process is at work here; wait for it, or end it first") from error
         yield
 
 
-def _carry_out(study: Study, folder: Path, configs: list[RunConfig], watch: Watch) -> list[Path]:
+def _carry_out(study: Study, folder: Path, config: RunConfig, watch: Watch) -> Path:
     search = [Path(path) for path in study.search]
-    folders = []
-    for number, config in enumerate(configs, 1):
-        place = folder / config.name
-        watch.say(f"run {number} of {len(configs)}: {config.name}")
-        if run.is_unborn(place):
-            shutil.rmtree(place, ignore_errors=True)
-            run.start(config, place, search=search, command=study.command, watch=watch)
-        elif run.is_done(place):
-            watch.say("done before")
-        else:
-            run.resume(config, place, search=search, watch=watch)
-        folders.append(place)
-    return folders
+    place, names = folder / config.name, [each.name for each in runs(study.experiment)]
+    watch.say(f"run {names.index(config.name) + 1} of {len(names)}: {config.name}")
+    if run.is_unborn(place):
+        shutil.rmtree(place, ignore_errors=True)
+        run.start(config, place, search=search, command=study.command, watch=watch)
+    elif run.is_done(place):
+        watch.say("done before")
+    else:
+        run.resume(config, place, search=search, watch=watch)
+    return place

@@ -27,7 +27,7 @@ MAX_MESSAGE_BYTES = 4 << 30
 MAX_HEADER_BYTES = 16 << 20
 #: ZeroMQ's own heartbeats: answered by its input/output thread, so a held GIL does not stop them but SIGSTOP does. Only
 #: the broker asks: its workers die with it anyway, and everybody's asking was most of what an idle fleet cost.
-HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 10_000
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 8_000, 10_000
 #: a tensor below this travels in the manifest, as long as those before it have not filled it
 SMALL_BYTES, MAX_INLINE_BYTES = 1 << 14, 1 << 20
 #: below this a received frame is copied: ZeroMQ packs small frames into one buffer, where they lie unaligned

@@ -208,7 +208,7 @@ def _mean_change(parts: list[_Part]) -> Tensor:
     total = sum(p.omega for p in parts)
     sums, room = torch.zeros(sent.shape), torch.empty(CHUNK)
     for chunk, *both in _chunks(sums, *(tensor for p in parts for tensor in (p.after, p.sent))):
-        change = room[: chunk.numel()]
+        change = room[: chunk.numel()].view(chunk.shape)
         for p, after, before in zip(parts, both[::2], both[1::2], strict=True):
             torch.sub(after, before, out=change)
             chunk.add_(change, alpha=p.scale / total)
@@ -230,4 +230,6 @@ def _mean_after(parts: list[_Part], sent: Tensor) -> Tensor:
 
 def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Tensors of one shape, piece by piece: what is summed up stays in the cache, and torch needs no second thread."""
+    if tensors[0].numel() <= CHUNK:
+        return iter([tensors])
     return zip(*(tensor.reshape(-1).split(CHUNK) for tensor in tensors), strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -56,6 +57,8 @@ def test_what_it_will_take_is_told_beforehand_and_is_what_it_takes(tmp_path: Pat
     ("arguments", "sentence"),
     [
         (["run"], "either an experiment or --resume"),
+        (["run", "demo", "--jobs", "2"], "timing.source enforced need the host for themselves"),
+        (["run", "demo", "--only", "a"], "--only RUN goes with --resume DIR"),
         (["run", "demoo"], "demo"),
         (["run", "demo", "--set", "algorithms=[{name: fedinn}]"], "fedin"),
         (["run", "demo", "--set", "model.family=resnet-stages"], "resnet-stage"),
@@ -109,3 +112,53 @@ def _workers_of(broker: int) -> list[str]:
             return []
         time.sleep(0.1)
     return found
+
+
+def test_runs_side_by_side_come_to_the_same(tmp_path: Path) -> None:
+    seeds = ("--set", "seeds=[1, 2, 3]", "--set", "rounds=1", "--set", "processes=inline")
+    one = fleetbed("run", *ARGUMENTS, *seeds, "--out", "one", cwd=tmp_path)
+    two = fleetbed("run", *ARGUMENTS, *seeds, "--out", "two", "--jobs", "2", cwd=tmp_path)
+    assert (one.returncode, two.returncode, two.stdout) == (0, 0, "two\n"), two.stderr
+    assert "heteroavg-sync-2: round 1/1" in two.stderr
+    for seed in (1, 2, 3):
+        ours, theirs = (tmp_path / name / f"heteroavg-sync-{seed}" for name in ("one", "two"))
+        results = "SELECT task, client, outcome, uploaded_s, loss, bytes_up FROM tasks ORDER BY task"
+        assert query(ours, results) == query(theirs, results) != []
+    assert sorted(p.name for p in (tmp_path / "two").iterdir()) == sorted(p.name for p in (tmp_path / "one").iterdir())
+
+
+def test_one_that_fails_ends_the_others_and_they_can_be_gone_on_with(tmp_path: Path) -> None:
+    seeds = ("--set", "seeds=[1, 2]", "--set", "rounds=3", "--set", "processes=inline")
+    assert fleetbed("run", *ARGUMENTS, *seeds, "--out", "s", "--jobs", "2", cwd=tmp_path).returncode == 0
+    checkpoints = tmp_path / "s" / "heteroavg-sync-1" / "state"
+    with sqlite3.connect(tmp_path / "s" / "heteroavg-sync-1" / "run.sqlite") as db:
+        db.execute("UPDATE meta SET value = '\"running\"' WHERE key = 'status'")
+    for file in checkpoints.glob("checkpoint-*"):
+        file.write_bytes(b"")
+    broken = fleetbed("run", "--resume", "s", "--jobs", "2", cwd=tmp_path)
+    assert broken.returncode == 1
+    assert "run heteroavg-sync-1 failed" in broken.stderr
+    assert "Traceback" not in broken.stderr
+    only = fleetbed("run", "--resume", "s", "--only", "heteroavg-sync-2", cwd=tmp_path)
+    assert only.returncode == 0
+    assert "done before" in only.stderr
+
+
+def test_a_killed_command_leaves_none_of_its_runs_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fleetbed.cli.main", "run", *ARGUMENTS, "--set", "rounds=500"]
+    command += ["--set", "seeds=[1, 2]", "--set", "processes=inline", "--out", "s", "--jobs", "2"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    while "round 1/" not in process.stderr.readline():
+        assert process.poll() is None
+    runs = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    for thread in Path(f"/proc/{process.pid}/task").iterdir():
+        runs += [int(pid) for pid in (thread / "children").read_text().split()]
+    assert runs
+    process.kill()
+    process.wait()
+    process.stderr.close()
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in runs):
+        assert time.monotonic() < deadline, "a run outlived the command that started it"
+        time.sleep(0.05)
