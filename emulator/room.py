@@ -7,7 +7,7 @@ from fleetbed.profiles.errors import HostCannot
 from fleetbed.profiles.experiment import Processes
 
 #: what a resident client has of its own while it is idle, once it has trained, and what the host needs for itself
-IDLE_BYTES, RESERVE_BYTES = 14 << 20, 2 << 30
+IDLE_BYTES, RESERVE_BYTES = 12 << 20, 2 << 30
 
 
 def check_room(clients: int, processes: Processes) -> None:

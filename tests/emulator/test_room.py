@@ -20,7 +20,7 @@ def test_a_fleet_that_fits_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_fleet_that_does_not_fit_is_told_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "available_bytes", lambda: 4 << 30)
     with pytest.raises(
-        HostCannot, match=r"5000 resident clients need 72048 MiB and 4096 MiB are free: about 146 would"
+        HostCannot, match=r"5000 resident clients need 62048 MiB and 4096 MiB are free: about 170 would"
     ):
         check_room(5000, "resident")
 
@@ -44,5 +44,5 @@ def test_the_command_refuses_it_before_any_process_or_folder(
     assert ended.value.code == 3
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "about 73 would fit; set processes to on-demand" in said
+    assert "about 85 would fit; set processes to on-demand" in said
     assert not (tmp_path / "out").exists()
