@@ -139,7 +139,8 @@ class Broker:
         return [worker.order for worker in self._busy.values() if worker.order is not None]
 
     def submit(self, order: Order) -> None:
-        heapq.heappush(self._queue, (order.start_s, order.task, order, self._shelf.lay_down(order.frames)))
+        places = self._shelf.lay_down(order.frames) if len(order.frames) > 1 else []
+        heapq.heappush(self._queue, (order.start_s, order.task, order, places))
         self._admit()
 
     def wait(self, task: int) -> Outcome:

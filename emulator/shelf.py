@@ -81,7 +81,7 @@ class Shelf:
     def lay_down(self, frames: Sequence[Buffer]) -> list[Space]:
         """Places for the frames behind the manifest; none if they are to go through the socket."""
         behind = frames[1:]
-        return [self._place(frame) for frame in behind] if behind and _is_large(behind) else []
+        return [self._place(frame) for frame in behind] if _is_large(behind) else []
 
     def room_after(self, question: Sequence[Space]) -> Space | None:
         """Room for the answer to what lies in these places: as large as that, or as any answer so far."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from fleetbed.emulator.fitting import fit, try_out
@@ -12,14 +10,8 @@ from fleetbed.models.work import Work
 from fleetbed.profiles import load_experiment, runs
 from fleetbed.profiles.types import Device
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 class Trial:

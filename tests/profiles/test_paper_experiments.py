@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from fleetbed.models.families import family
 from fleetbed.profiles import available, clients_of, load_experiment, load_fleet, runs
 from fleetbed.profiles.experiment import Experiment, RunConfig
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 EXPERIMENTS = {name: load_experiment(name) for name in available("experiment")}
 SMALL = sorted(name for name, found in EXPERIMENTS.items() if found.data.name == "fashion-mini")
 DOWNLOADED = sorted(EXPERIMENTS.keys() - set(SMALL))
@@ -48,13 +48,6 @@ EXCEPTIONS = {
     "inco-table1": {"clients": 10, "ratio": 1.0, "rounds": 100},  # the case study
     "inco-table2-vit": {"rounds": 200, "optimizer": "sgd"},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @dataclass(frozen=True)
