@@ -46,7 +46,7 @@ def accuracy_axes(axes: Axes) -> None:
 
 
 def curves_figure(series: Sequence[Series], axis: Axis, targets: Sequence[float]) -> Figure:
-    """Mean over seeds with a band of one standard deviation, as steps: nothing is interpolated.
+    """Mean over seeds with a band of one standard deviation: stairs, or slopes from round to round.
 
     Several methods under several policies get a panel per method, in which colour and marker tell the policies apart.
     """

@@ -20,6 +20,9 @@ from fleetbed.profiles.experiment import Experiment, runs
 from fleetbed.profiles.fleet import sizes
 from fleetbed.profiles.resolve import check_search, load_experiment, load_fleet
 
+#: the sources of time for which it does not matter what else the host does
+UNDISTURBED = ("modelled", "replay")
+
 
 def run(
     experiment: Annotated[str | None, typer.Argument(help="A name or the path of a YAML file.")] = None,
@@ -56,6 +59,8 @@ def run(
     if asked is not None and dry_run:
         _forecast(asked, search, as_json)
         return
+    if asked is not None:
+        _check_jobs(jobs, asked)
     folder = resume or out or Path("runs") / f"{Path(experiment or '').stem}-{datetime.now():%Y%m%d-%H%M%S}"
     try:
         with _zygote_for(asked, search, jobs):
@@ -67,6 +72,15 @@ def run(
         print_json({"folder": str(folder), "runs": [str(path) for path in folders]})
     else:
         print(folder)
+
+
+def _check_jobs(jobs: int, experiment: Experiment) -> None:
+    source = experiment.timing.source
+    if jobs > 1 and source not in UNDISTURBED:
+        raise BadInput(
+            f"--jobs {jobs}: runs with timing.source {source} need the host for themselves; "
+            f"leave --jobs out, or set timing.source to {' or '.join(UNDISTURBED)}."
+        )
 
 
 def _zygote_for(asked: Experiment | None, search: Sequence[Path], jobs: int) -> contextlib.AbstractContextManager[None]:
@@ -88,19 +102,18 @@ def _carry_out(
     from rich.console import Console
 
     from fleetbed.cli.live import watch_for
-    from fleetbed.cli.side_by_side import check_jobs, run_side_by_side
+    from fleetbed.cli.side_by_side import run_side_by_side
     from fleetbed.emulator.study import create_study, open_study, resume_study
 
     gc.freeze()
     gc.enable()
     watch = watch_for(Console(stderr=True))
     if asked is not None:
-        check_jobs(jobs, asked)
         create_study(asked, folder, search=search, command=shlex.join(["fleetbed", *sys.argv[1:]]))
     if jobs == 1:
         return resume_study(folder, watch, only)
     folder, study = open_study(folder)
-    check_jobs(jobs, study.experiment)
+    _check_jobs(jobs, study.experiment)
     names = [config.name for config in runs(study.experiment)]
     run_side_by_side(folder, names, jobs, watch.say)
     return [folder / name for name in names]

@@ -41,7 +41,7 @@ class Fleet:
         if self._mode == "inline":
             self.executor = self._inline = InlineExecutor(Workplace.open(setup))
             return
-        # at full speed one more than there are cores: what its client waits for, another one works in
+        # at full speed one more than there are cores, so that none is idle while a task is sent or an answer heard
         capacity = pacing.capacity(host.cores()) if self._paced else float(host.cores() + 1)
         launcher = Launcher(layout.config.name, folder / "workers.log")
         self.executor = self._broker = Broker(

@@ -47,6 +47,14 @@ def fork(work: Callable[[], None]) -> int:
         os._exit(status)
 
 
+def run_in_fork(work: Callable[[], None]) -> None:
+    """Do this in a fork and wait for it. RuntimeError unless it ends well."""
+    _, status = os.waitpid(fork(work), 0)
+    if status:
+        code = os.waitstatus_to_exitcode(status)
+        raise RuntimeError(f"a fork ended with exit code {code}; what it said stands above")
+
+
 def warm(work: Callable[[], None]) -> None:
     """Do this, a training step, on behalf of all forks.
 
@@ -56,13 +64,11 @@ def warm(work: Callable[[], None]) -> None:
     if not torch.backends.cuda.is_built():
         work()
         return
-    _, status = os.waitpid(fork(work), 0)
-    if status:
-        raise RuntimeError(f"the warm-up ended with exit code {os.waitstatus_to_exitcode(status)}; its log says why")
+    run_in_fork(work)
 
 
-def die_with(parent: int) -> None:
-    """Be killed when the parent ends, whose process id this is."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Get this signal when the parent ends, whose process id this is."""
+    LIBC.prctl(PR_SET_PDEATHSIG, by)
     if os.getppid() != parent:  # it had ended before the line above
         os._exit(1)

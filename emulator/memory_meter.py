@@ -19,7 +19,7 @@ from fleetbed.emulator.algorithm import Client, Context
 from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.data import Dataset, Split
 from fleetbed.emulator.data.store import Meta
-from fleetbed.emulator.forks import die_with, fork, ready_to_fork, warm
+from fleetbed.emulator.forks import die_with, ready_to_fork, run_in_fork, warm
 from fleetbed.emulator.limits import Group, LimitPlan, best_limits
 from fleetbed.emulator.worker import serve
 from fleetbed.emulator.workplace import Workplace
@@ -89,7 +89,7 @@ def main() -> None:
     try:
         for number, line in enumerate(sys.stdin):
             group = limits.create(LimitPlan(f"case-{number}"))
-            _wait(fork(partial(_zygote, msgspec.json.decode(line, type=Case), address, shelf, group)))
+            run_in_fork(partial(_zygote, msgspec.json.decode(line, type=Case), address, shelf, group))
             group.remove()
     finally:
         limits.close()
@@ -105,13 +105,7 @@ def _zygote(case: Case, address: str, shelf: int, group: Group) -> None:
         group.join()
         serve(here, "case", address, shelf, group, one_task=True)
 
-    _wait(fork(client))
-
-
-def _wait(pid: int) -> None:
-    _, status = os.waitpid(pid, 0)
-    if status:
-        sys.exit(f"a measured process ended with exit code {os.waitstatus_to_exitcode(status)}")
+    run_in_fork(client)
 
 
 if __name__ == "__main__":

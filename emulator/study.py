@@ -71,16 +71,31 @@ def resume_study(folder: Path, watch: Watch, only: str | None = None) -> list[Pa
     With `only`, with this one of its runs, beside whom others may be at work.
     """
     folder, study = open_study(folder)
-    configs = {config.name: config for config in runs(study.experiment)}
+    configs = runs(study.experiment)
+    if only is not None and only not in {config.name for config in configs}:
+        names = ", ".join(config.name for config in configs)
+        raise BadInput(f"--only {only}: {folder} has no such run, it has {names}")
+    folders = []
+    with _at_work(folder, only):
+        for number, config in enumerate(configs, 1):
+            if only in (None, config.name):
+                watch.say(f"run {number} of {len(configs)}: {config.name}")
+                folders.append(folder / config.name)
+                _carry_out(study, folders[-1], config, watch)
+    return folders
+
+
+@contextlib.contextmanager
+def _at_work(folder: Path, only: str | None) -> Iterator[None]:
+    """On all runs, so that nobody else is at work here, or on one of them, beside those who are on others."""
     if only is None:
         with _lock(folder / LOCK, fcntl.LOCK_EX):
-            return [_carry_out(study, folder, config, watch) for config in configs.values()]
-    if only not in configs:
-        raise BadInput(f"--only {only}: {folder} has no such run, it has {', '.join(configs)}")
+            yield
+        return
     own = folder / f"{only}.lock"
     with _lock(folder / LOCK, fcntl.LOCK_SH), _lock(own, fcntl.LOCK_EX):
         try:
-            return [_carry_out(study, folder, configs[only], watch)]
+            yield
         finally:
             own.unlink()
 
@@ -96,10 +111,8 @@ def _lock(path: Path, kind: int) -> Iterator[None]:
         yield
 
 
-def _carry_out(study: Study, folder: Path, config: RunConfig, watch: Watch) -> Path:
+def _carry_out(study: Study, place: Path, config: RunConfig, watch: Watch) -> None:
     search = [Path(path) for path in study.search]
-    place, names = folder / config.name, [each.name for each in runs(study.experiment)]
-    watch.say(f"run {names.index(config.name) + 1} of {len(names)}: {config.name}")
     if run.is_unborn(place):
         shutil.rmtree(place, ignore_errors=True)
         run.start(config, place, search=search, command=study.command, watch=watch)
@@ -107,4 +120,3 @@ def _carry_out(study: Study, folder: Path, config: RunConfig, watch: Watch) -> P
         watch.say("done before")
     else:
         run.resume(config, place, search=search, watch=watch)
-    return place

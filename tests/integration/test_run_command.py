@@ -151,9 +151,8 @@ def test_a_killed_command_leaves_none_of_its_runs_behind(tmp_path: Path) -> None
     assert process.stderr is not None
     while "round 1/" not in process.stderr.readline():
         assert process.poll() is None
-    runs = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-    for thread in Path(f"/proc/{process.pid}/task").iterdir():
-        runs += [int(pid) for pid in (thread / "children").read_text().split()]
+    threads = Path(f"/proc/{process.pid}/task").iterdir()
+    runs = [int(pid) for thread in threads for pid in (thread / "children").read_text().split()]
     assert runs
     process.kill()
     process.wait()
