@@ -13,6 +13,7 @@ from fleetbed.emulator import host, pacing
 from fleetbed.emulator.algorithm import Client
 from fleetbed.emulator.broker import Broker
 from fleetbed.emulator.executor import SERVICE, Executor, InlineExecutor, Order
+from fleetbed.emulator.forks import keep_heap
 from fleetbed.emulator.launcher import Launcher
 from fleetbed.emulator.layout import Layout
 from fleetbed.emulator.limits.plan import Cap, GpuPlan, LimitPlan
@@ -38,6 +39,7 @@ class Fleet:
         # As in a client's process: other thread counts give other bits. And threads of the broker's own would spin for
         # the cores that the clients train on.
         torch.set_num_threads(1)
+        keep_heap()
         if self._mode == "inline":
             self.executor = self._inline = InlineExecutor(Workplace.open(setup))
             return

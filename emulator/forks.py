@@ -17,12 +17,20 @@ import torch
 
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+LARGEST_MMAP_THRESHOLD, NEVER_TRIM = 32 << 20, (1 << 31) - 1
 
 
 def let_go() -> None:
     """Give the memory of what is over back to the kernel: an idle client costs megabytes, not its model."""
     gc.collect()
     LIBC.malloc_trim(0)
+
+
+def keep_heap() -> None:
+    """Have this process keep what it frees, for the next use: where models are averaged, the next round's average."""
+    LIBC.mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
+    LIBC.mallopt(M_TRIM_THRESHOLD, NEVER_TRIM)
 
 
 def ready_to_fork() -> None:

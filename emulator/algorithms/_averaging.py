@@ -29,8 +29,8 @@ from fleetbed.profiles.errors import BadInput
 
 Weighting = Literal["clients", "samples"]
 ALL_SECTIONS: frozenset[Section] = frozenset({"extractor", "intermediate", "classifier"})
-#: so many elements are averaged over all clients before the next ones
-CHUNK = 1 << 15
+#: so many elements are averaged over all clients before the next ones: what is summed up stays in the cache
+CHUNK = 1 << 18
 LEAST_MASS = 1e-30
 
 
@@ -45,9 +45,10 @@ class Averaging(Algorithm):
 
     def __init__(self, params: object, context: Context) -> None:
         super().__init__(params, context)
-        #: called with the mean delta before the weights move, may change it, returns metrics (InCo)
-        self.adjust: Callable[[Tensors], dict[str, float]] = _leave
+        #: called with the weights before and after the mean delta; may change the latter, returns metrics (InCo)
+        self.adjust: Callable[[Tensors, Tensors], dict[str, float]] = _leave
         self._index: dict[tuple[str, str], dict[str, Index]] = {}
+        self._cuts: tuple[Bundle, dict[str, Tensors]] = (Bundle({}), {})  # of one state, by variant
 
     @property
     def needs(self) -> Needs:
@@ -109,14 +110,13 @@ class Averaging(Algorithm):
         del stage, version
         if self.apart:
             state = self._with_new_variants(state, arrivals)
-        delta = self.mean_delta(state, arrivals)
-        metrics = self.adjust(delta)
-        tensors = dict(state.tensors)
-        for name, change in delta.items():
-            tensors[name] = change.add_(state.tensors[name])
+        before = state.tensors
+        moved = {name: _moved(before[name], parts) for name, parts in self._held(state, arrivals).items()}
+        metrics = self.adjust(before, moved)
+        for name, tensor in moved.items():
             if name.endswith("running_var"):
-                change.clamp_(min=0)
-        return Merged(state=Bundle(tensors, state.values), metrics=metrics)
+                tensor.clamp_(min=0)
+        return Merged(state=Bundle({**before, **moved}, state.values), metrics=metrics)
 
     def _with_new_variants(self, state: Bundle, arrivals: Sequence[Arrival]) -> Bundle:
         """A client may have stepped down to a variant that nobody had: what it was sent begins that model."""
@@ -127,8 +127,8 @@ class Averaging(Algorithm):
                 tensors.setdefault(self.prefix(variant) + name, a.sent.tensors[name])
         return Bundle(tensors, state.values)
 
-    def mean_delta(self, state: Bundle, arrivals: Sequence[Arrival]) -> Tensors:
-        """The mean change of every tensor that somebody held, by its name in the state: fresh tensors."""
+    def _held(self, state: Bundle, arrivals: Sequence[Arrival]) -> dict[str, list[_Part]]:
+        """What came in for every tensor that somebody held, by its name in the state."""
         held: dict[str, list[_Part]] = {}
         for a in arrivals:
             variant = a.client.variant
@@ -136,7 +136,7 @@ class Averaging(Algorithm):
             for name, rows in self.index(variant, self.whole(state, variant)).items():
                 part = _Part(a.message.tensors[name], a.sent.tensors[name], omega, a.weight * omega, rows)
                 held.setdefault(self.prefix(variant) + name, []).append(part)
-        return {name: _mean(state.tensors[name], parts) for name, parts in held.items()}
+        return held
 
     def targets(self, state: Bundle) -> list[Target]:
         if self.sections != ALL_SECTIONS:
@@ -145,10 +145,15 @@ class Averaging(Algorithm):
         return [Target(name=v, variant=v, tensors=self.cut(state, v)) for v in self.context.variants]
 
     def cut(self, state: Bundle, variant: str) -> Tensors:
-        """The tensors of a variant."""
-        if not self.apart:
-            return gather(state.tensors, self.index(variant, self.whole(state, variant)))
-        return state.under(self.prefix(variant)) or self.context.initial(variant)
+        """The tensors of a variant: the same ones for all its clients, so that they are cut, sent and merged as one."""
+        if self.apart:
+            return state.under(self.prefix(variant)) or self.context.initial(variant)
+        if self._cuts[0] is not state:
+            self._cuts = (state, {})
+        cuts = self._cuts[1]
+        if variant not in cuts:
+            cuts[variant] = gather(state.tensors, self.index(variant, self.whole(state, variant)))
+        return dict(cuts[variant])
 
     def prefix(self, variant: str) -> str:
         """What leads the names of the variant's tensors in the state."""
@@ -168,8 +173,8 @@ class Averaging(Algorithm):
         return self._index[variant, whole]
 
 
-def _leave(delta: Tensors) -> dict[str, float]:
-    del delta
+def _leave(before: Tensors, moved: Tensors) -> dict[str, float]:
+    del before, moved
     return {}
 
 
@@ -183,28 +188,46 @@ class _Part(NamedTuple):
     rows: Index
 
 
+def _moved(full: Tensor, parts: list[_Part]) -> Tensor:
+    """One tensor after the mean change, as a fresh tensor: the mean itself, if this is what all were sent."""
+    if full.is_floating_point() and _were_all_sent(full, parts):
+        return _mean_after(parts)
+    return _mean(full, parts).add_(full)
+
+
+def _were_all_sent(tensor: Tensor, parts: list[_Part]) -> bool:
+    """Whether all got this very tensor, and none of their answers is stale."""
+    return all(
+        p.scale == p.omega and p.sent.data_ptr() == tensor.data_ptr() and p.sent.shape == tensor.shape for p in parts
+    )
+
+
 def _mean(full: Tensor, parts: list[_Part]) -> Tensor:
     """The mean change of one tensor, as a fresh tensor of its full shape."""
     if not full.is_floating_point():  # a counter: it becomes the largest
         return torch.stack([full, *(p.after for p in parts)]).amax(0) - full
     if all(rows is None for p in parts for rows in p.rows):
         return _mean_change(parts)
-    mean, mass = torch.zeros(full.shape), torch.zeros(full.shape)
     same_rows: dict[int, list[_Part]] = {}
     for p in parts:
         same_rows.setdefault(id(p.rows), []).append(p)
+    # who holds an element is the same along the dimensions that nobody is cut in, such as those of a kernel
+    cut = [any(p.rows[dim] is not None for p in parts) for dim in range(full.ndim)]
+    mean = torch.zeros(full.shape)
+    mass = torch.zeros([size if is_cut else 1 for size, is_cut in zip(full.shape, cut, strict=True)])
     for group in same_rows.values():
-        rows, shape, omega = group[0].rows, group[0].after.shape, sum(p.omega for p in group)
+        rows, omega = group[0].rows, sum(p.omega for p in group)
+        held = [size if is_cut else 1 for size, is_cut in zip(group[0].after.shape, cut, strict=True)]
         scatter_add({"": mean}, {"": _mean_change(group).mul_(omega)}, {"": rows})
-        scatter_add({"": mass}, {"": torch.full((), omega).expand(shape)}, {"": rows})
+        scatter_add({"": mass}, {"": torch.full((), omega).expand(held)}, {"": rows})
     return mean.div_(mass.clamp_(min=LEAST_MASS))  # where nobody holds an element its sum is 0
 
 
 def _mean_change(parts: list[_Part]) -> Tensor:
     """The mean of the changes of what all hold alike. What nobody changed moves by 0, to the bit."""
     sent = parts[0].sent
-    if all(p.scale == p.omega and p.sent.data_ptr() == sent.data_ptr() for p in parts):
-        return _mean_after(parts, sent)
+    if _were_all_sent(sent, parts):
+        return _mean_after(parts).sub_(sent)
     total = sum(p.omega for p in parts)
     sums, room = torch.zeros(sent.shape), torch.empty(CHUNK)
     for chunk, *both in _chunks(sums, *(tensor for p in parts for tensor in (p.after, p.sent))):
@@ -215,21 +238,21 @@ def _mean_change(parts: list[_Part]) -> Tensor:
     return sums
 
 
-def _mean_after(parts: list[_Part], sent: Tensor) -> Tensor:
-    """The weighted mean of what came back, less what was sent. It moves towards each next value by its share."""
-    mean = torch.empty(sent.shape)
-    for chunk, before, first, *others in _chunks(mean, sent, *(p.after for p in parts)):
-        chunk.copy_(first)
-        total = parts[0].omega
+def _mean_after(parts: list[_Part]) -> Tensor:
+    """The weighted mean of what came back. It moves towards each next value by its share: where all agree, by 0."""
+    mean = torch.empty(parts[0].after.shape)
+    for chunk, first, *others in _chunks(mean, *(p.after for p in parts)):
+        total, at = parts[0].omega, first
         for p, after in zip(parts[1:], others, strict=True):
             total += p.omega
-            chunk.lerp_(after, p.omega / total)
-        chunk.sub_(before)
+            at = torch.lerp(at, after, p.omega / total, out=chunk)
+        if at is first:
+            chunk.copy_(first)
     return mean
 
 
 def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Tensors of one shape, piece by piece: what is summed up stays in the cache, and torch needs no second thread."""
+    """Tensors of one shape, piece by piece."""
     if tensors[0].numel() <= CHUNK:
         return iter([tensors])
     return zip(*(tensor.reshape(-1).split(CHUNK) for tensor in tensors), strict=True)

@@ -2,9 +2,9 @@
 
 Chan et al., "Internal Cross-Layer Gradients for Extending Homogeneity to Heterogeneity in Federated
 Learning", ICLR 2024. What the clients do and what travels is the base method's (HeteroAvg gives InCoAvg,
-HeteroProx InCoProx): only the mean delta g of the deeper blocks is changed, before it is added to the
-weights. Layer k takes from the base layer 0 of its stage; always the unmodified g is read. With alpha =
-<g_0, g_0> and beta = <g_0, g_k>:
+HeteroProx InCoProx): only the mean delta g of the deeper blocks is changed before the weights move by it.
+Layer k takes from the base layer 0 of its stage; always the unmodified g is read. With alpha = <g_0, g_0>
+and beta = <g_0, g_k>:
 
     released  u = (g_k/|g_k| + clamp(|beta|/alpha, 0, 5) g_0/|g_0|) (|g_k| + |g_0|)/2, then clamped to +-0.1
     paper     u = (g'_k - theta g'_0) (|g_k| + |g_0|)/2 with g' = g/|g| and theta = <g'_0, g'_k>/<g'_0, g'_0>
@@ -80,24 +80,24 @@ class Method(Algorithm):
                 f"those of mode released: set that mode, or leave them true."
             )
 
-    def cross_layers(self, delta: Tensors) -> dict[str, float]:
-        """Change the mean delta in place; report theta and beta of every layer that took part."""
+    def cross_layers(self, before: Tensors, moved: Tensors) -> dict[str, float]:
+        """Move the deeper blocks by their crossed delta instead; report theta and beta of each that took part."""
         if self.params.delta_scale != 1:
-            for change in delta.values():
-                if change.is_floating_point():
-                    change.mul_(self.params.delta_scale)
+            for name, tensor in moved.items():
+                if tensor.is_floating_point():
+                    torch.lerp(before[name], tensor, self.params.delta_scale, out=tensor)
         metrics = {}
-        updates = {}
         for prefix in {self.base.prefix(v) for v in self.context.variants}:
-            names = [name.removeprefix(prefix) for name in delta if name.startswith(prefix)]
-            for layer, base in self.context.family.cross_layers(names).items():
-                crossed = cross_layer(delta[prefix + layer], delta[prefix + base], self.params)
-                updates[prefix + layer] = crossed.update
+            names = [name.removeprefix(prefix) for name in moved if name.startswith(prefix)]
+            pairs = self.context.family.cross_layers(names)
+            g = {name: moved[prefix + name] - before[prefix + name] for pair in pairs.items() for name in pair}
+            for layer, base in pairs.items():
+                crossed = cross_layer(g[layer], g[base], self.params)
+                moved[prefix + layer] = before[prefix + layer] + crossed.update
                 title = (prefix + layer).removesuffix(".weight")
                 metrics[f"theta/{title}"] = float(crossed.theta.mean())
                 metrics[f"beta/{title}"] = float(crossed.beta.mean())
                 metrics[f"beta_positive/{title}"] = float((crossed.beta > 0).float().mean())
-        delta.update(updates)
         return metrics
 
     def setup(self) -> Bundle:

@@ -133,6 +133,38 @@ def test_parts_of_a_width_family_are_averaged_by_element() -> None:
     assert torch.equal(alone[:, 2:], state.tensors["fc.weight"][:, 2:])
 
 
+def test_kernels_that_are_cut_by_width_are_averaged_by_element() -> None:
+    nets = family("resnet-width", {"base_width": 16})
+    small, large = nets.variants[0], nets.variants[-1]
+    bed = Bed(nets, [small, large, small], samples=[10, 30, 20], spec=InputSpec((1, 8, 8), 3))
+    method = bed.method("heteroavg", weighting="samples")
+    state = method.setup()
+    arrivals = [trained(method, state, c, by) for c, by in zip(bed.context.clients, (1.0, 2.0, 6.0), strict=True)]
+    after = method.merge(state, arrivals, "train", 1).state.tensors
+    index = nets.index(small, bed.context.spec)
+    kernels = [name for name in index if after[name].ndim == 4]
+    assert kernels
+    for name in kernels:
+        sizes, parts = after[name].shape, index[name]
+        rows = [torch.arange(size) if part is None else part for size, part in zip(sizes, parts, strict=True)]
+        held = torch.zeros(sizes, dtype=torch.bool)
+        held[torch.meshgrid(*rows, indexing="ij")] = True
+        moved = torch.where(held, (10 * 1.0 + 30 * 2.0 + 20 * 6.0) / 60, 2.0)
+        torch.testing.assert_close(after[name], state.tensors[name] + moved)
+
+
+def test_clients_of_one_variant_are_sent_the_very_same_tensors() -> None:
+    """So that they are laid down once for all of them, and averaged in one pass."""
+    bed = Bed(ToyWidth(None), ["half", "half"])
+    method = bed.method("heteroavg")
+    state = method.setup()
+    one, other = (method.send(state, client, "train", 0).tensors for client in bed.context.clients)
+    assert all(one[name] is other[name] for name in one)
+    state = method.merge(state, [trained(method, state, bed.context.clients[0], 1.0)], "train", 1).state
+    moved = method.send(state, bed.context.clients[0], "train", 1).tensors
+    torch.testing.assert_close(moved["fc.weight"], one["fc.weight"] + 1)
+
+
 def test_same_architecture_only() -> None:
     """One FedAvg per variant, weighted by samples; a variant of which nobody took part stays."""
     bed = Bed(ToyDepth(None), ["one", "one", "two", "three"], samples=[10, 30, 24, 24])
