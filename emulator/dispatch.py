@@ -7,7 +7,6 @@ from bisect import bisect_left
 from msgspec.structs import replace
 
 from fleetbed.emulator import wire
-from fleetbed.emulator.bundle import Bundle
 from fleetbed.emulator.executor import Executor, Order
 from fleetbed.emulator.layout import Layout
 from fleetbed.emulator.messages import Train
@@ -40,7 +39,8 @@ class Dispatcher:
         p, who = self._progress, self._participants[client]
         stage = self._method.needs.stages[p.policy.stage]
         message = self._method.send(p.state, who.client, stage, p.next_task)
-        size_bytes = wire.size_of(wire.pack(message))
+        frames = wire.pack(message)
+        size_bytes = wire.size_of(frames)
         work = self._method.work(p.state, who.client, stage)
         plan, most_steps = self._plan(who, work, size_bytes)
         task = self._new(who, stage, host_s)
@@ -49,7 +49,7 @@ class Dispatcher:
         p.tasks[task.number] = task
         p.sent[task.number] = message
         self.transfer(Kind.DOWNLOADED, task, size_bytes)
-        self.submit(task, message)
+        self.submit(task, frames)
         return task
 
     def miss(self, client: int, host_s: float) -> Task:
@@ -57,7 +57,7 @@ class Dispatcher:
         p = self._progress
         return self._new(self._participants[client], self._method.needs.stages[p.policy.stage], host_s)
 
-    def submit(self, task: Task, message: Bundle) -> None:
+    def submit(self, task: Task, frames: list[wire.Buffer]) -> None:
         who = self._participants[task.client]
         dilation = self._dilation or 0.0
         expected_s = task.plan_s * dilation if self._dilation is not None else task.flops / 1e9
@@ -74,7 +74,7 @@ class Dispatcher:
                     pace_total_s=task.plan_s * dilation,
                 ),
                 worker=who.worker,
-                frames=wire.pack(message),
+                frames=frames,
                 load=who.share,
                 start_s=task.dispatched_s,
                 limit_s=HANG_S + 20.0 * expected_s,

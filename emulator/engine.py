@@ -95,7 +95,7 @@ class Engine:
         if p.evaluated is not None and p.evaluated.version == p.version:
             self._submit_evaluation(p.evaluated)
         for task in p.tasks.values():
-            self._dispatcher.submit(task, p.sent[task.number])
+            self._dispatcher.submit(task, wire.pack(p.sent[task.number]))
         for task in p.tasks.values():
             if task.compute_end_s is not None:
                 outcome = self.executor.wait(task.number)

@@ -36,8 +36,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def save_bundle(path: Path, bundle: Bundle) -> None:
-    # safetensors refuses tensors that share memory; a bundle may hold views of one message
-    tensors = {name: t.detach().cpu().contiguous().clone() for name, t in bundle.tensors.items()}
+    tensors = _apart(bundle.tensors)
     values = json.dumps(bundle.values, sort_keys=True)
     about = {"values": values, "crc32": str(_checksum(values, tensors))}
 
@@ -63,6 +62,19 @@ def load_bundle(path: Path) -> Bundle:
     if about.get("crc32") != str(_checksum(about.get("values", ""), tensors)):
         raise Damaged(f"{path}: the checksum does not match, the file was changed or cut")
     return Bundle(tensors, json.loads(about["values"]))
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """These, copied where memory is shared, which safetensors refuses; a bundle may hold views of one message."""
+    found, seen = {}, set()
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        memory = own.untyped_storage()
+        if memory.nbytes() != own.nbytes or memory.data_ptr() in seen:
+            own = own.clone()
+        seen.add(memory.data_ptr())
+        found[name] = own
+    return found
 
 
 def _checksum(values: str, tensors: Mapping[str, Tensor]) -> int:

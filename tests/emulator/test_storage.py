@@ -13,12 +13,14 @@ from fleetbed.emulator.storage import Damaged, load_bundle, save_bundle, write_a
 
 def test_a_bundle_comes_back_as_it_was_stored(tmp_path: Path) -> None:
     whole = torch.arange(6.0)
-    bundle = Bundle({"a": whole, "view": whole[2:4], "n": torch.tensor(3)}, {"x": [1, None], "y": "z"})
+    tensors = {"a": whole, "same": whole.view(2, 3), "view": whole[2:4], "n": torch.tensor(3)}
+    bundle = Bundle(tensors, {"x": [1, None], "y": "z"})
     save_bundle(tmp_path / "b.safetensors", bundle)
     found = load_bundle(tmp_path / "b.safetensors")
     assert found.values == bundle.values
     assert {name: t.tolist() for name, t in found.tensors.items()} == {
         "a": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0],
+        "same": [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]],
         "view": [2.0, 3.0],
         "n": 3,
     }
