@@ -77,14 +77,14 @@ C = TypeVar("C")
 def tune(socket: zmq.Socket[bytes]) -> None:
     """What broker and workers set alike on their sockets."""
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-    socket.copy_threshold = LEND_FROM_BYTES
 
 
 def send(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> None:
     """Send a message; what is lent must not be changed any more. (`send_multipart` takes three times as long.)"""
-    for frame in frames[:-1]:
-        socket.send(frame, SEND_MORE, copy=False)
-    socket.send(frames[-1], copy=False)
+    *before, last = frames
+    for frame in before:
+        socket.send(frame, SEND_MORE, len(frame) < LEND_FROM_BYTES)
+    socket.send(last, 0, len(last) < LEND_FROM_BYTES)
 
 
 def receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
