@@ -9,8 +9,9 @@ bare      as many processes as cores, which stay; each loads the same weights in
 fleetbed  `fleetbed run` with a process per client, the caps on memory, records, and a checkpoint after every round; a
           round is from the end of the one before to its own end, so the first is left out, but not those in which a
           client trains for the first time
-Flower    its simulation on Ray, one CPU per client, the clients' code that of the bare processes; from the start of a
-          round to that of the next, the first left out too
+Flower    its simulation on Ray, one CPU per client; from the start of a round to that of the next, the first left out.
+          Twice: with clients as its tutorial for PyTorch writes them (a model, a DataLoader and an optimiser for every
+          message), and tuned (the code of the bare processes, which keeps data and model)
 
 They take turns in each repetition; the table has medians and ranges over the repetitions. With --flower Flower is
 installed into that folder, unless it is there, and borrows torch and the model from this environment.
@@ -36,6 +37,7 @@ from round_setting import bare, spread, write_experiment
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.absolute())}
 Figures = dict[str, list[float]]
+STYLES = ("tutorial", "tuned")  # of Flower's clients
 
 
 def ours(experiment: Path, folder: Path) -> tuple[float, float]:
@@ -52,10 +54,10 @@ def ours(experiment: Path, folder: Path) -> tuple[float, float]:
     return (ends[-1] - ends[0]) / (len(ends) - 1), whole_s
 
 
-def flower(python: Path, data: Path, samples: int, rounds: int) -> tuple[float, float]:
+def flower(python: Path, data: Path, samples: int, rounds: int, style: str) -> tuple[float, float]:
     """Mean seconds of a round, and seconds of the whole command."""
     start = time.perf_counter()
-    said = _run([python, "-c", "import flower_rounds; flower_rounds.main()", data, str(samples), str(rounds)])
+    said = _run([python, "-c", "import flower_rounds; flower_rounds.main()", data, str(samples), str(rounds), style])
     whole_s = time.perf_counter() - start
     return statistics.mean(json.loads(said.splitlines()[-1])[1:]), whole_s
 
@@ -92,13 +94,14 @@ def _run(command: Sequence[str | Path]) -> str:
 def measure(samples: int, asked: argparse.Namespace, python: Path | None, folder: Path) -> Figures:
     experiment = write_experiment(folder, samples=samples, rounds=asked.rounds, source=asked.source)
     data = folder / f"noise-100x{samples}.npz"
-    figures: Figures = {"bare": [], "ours": [], "ours whole": [], "flower": [], "flower whole": []}
+    figures: Figures = {f"{who}{what}": [] for who in ("bare", "ours", *STYLES) for what in ("", " whole")}
     for _ in range(asked.repetitions):
         figures["bare"].append(statistics.mean(bare(data, samples, asked.rounds, len(os.sched_getaffinity(0)))))
         for key, value in zip(("ours", "ours whole"), ours(experiment, folder), strict=True):
             figures[key].append(value)
-        if python is not None:
-            for key, value in zip(("flower", "flower whole"), flower(python, data, samples, asked.rounds), strict=True):
+        for style in STYLES if python is not None else ():
+            found = flower(python, data, samples, asked.rounds, style)
+            for key, value in zip((style, f"{style} whole"), found, strict=True):
                 figures[key].append(value)
     return figures
 
@@ -124,13 +127,11 @@ def row(samples: int, figures: Figures) -> str:
         return spread(figures[key]) if figures[key] else "-"
 
     cells = [
-        *(seconds(key) for key in ("bare", "ours", "flower")),
-        over("ours", "bare"),
-        over("flower", "bare"),
-        over("flower", "ours"),
-        seconds("ours whole"),
-        seconds("flower whole"),
-        over("flower whole", "ours whole"),
+        *(seconds(key) for key in ("bare", "ours", *STYLES)),
+        *(over(key, "bare") for key in ("ours", *STYLES)),
+        *(over(style, "ours") for style in STYLES),
+        *(seconds(f"{key} whole") for key in ("ours", *STYLES)),
+        *(over(f"{style} whole", "ours whole") for style in STYLES),
     ]
     return f"| {samples} | {' | '.join(cells)} |"
 
@@ -145,8 +146,10 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, metavar="FILE", help="add to the repetitions in this file, print them all")
     asked = parser.parse_args()
     python = install_flower(asked.flower.absolute()) if asked.flower is not None else None
-    heads = ["samples", "bare s/round", "fleetbed s/round", "Flower s/round", "fleetbed/bare", "Flower/bare"]
-    heads += ["Flower/fleetbed", "fleetbed whole s", "Flower whole s", "Flower/fleetbed whole"]
+    everybody = ["fleetbed", *(f"Flower {style}" for style in STYLES)]
+    heads = ["samples", "bare s/round", *(f"{who} s/round" for who in everybody)]
+    heads += [f"{who}/bare" for who in everybody] + [f"{who}/fleetbed" for who in everybody[1:]]
+    heads += [f"{who} whole s" for who in everybody] + [f"{who}/fleetbed whole" for who in everybody[1:]]
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     with tempfile.TemporaryDirectory() as name:
         for samples in asked.samples:

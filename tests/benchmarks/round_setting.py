@@ -1,6 +1,6 @@
 """What the benchmarks of a round have in common: the data, the experiment, and plain training without any system.
 
-A hundred clients, ten a round, ResNet10 at 3x32x32, SGD with momentum, batch 16. The data is noise: only time counts.
+A hundred clients, ten a round, ResNet10 at 3x32x32, plain SGD, batch 16. The data is noise: only time counts.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CLIENTS, PER_ROUND, BATCH, CLASSES = 100, 10, 16, 10
 TEST_SAMPLES = 20  # fleetbed evaluates before the first round and after the last, the others never
 FAMILY, VARIANT, SHAPE = "resnet-stage", "resnet10", (3, 32, 32)
-LR, MOMENTUM = 0.01, 0.9
+LR, MOMENTUM = 0.01, 0.0
 
 FLEET = """\
 title: A hundred boards of one kind, with memory to spare
@@ -117,7 +121,20 @@ class PlainTraining:
         with np.load(data) as arrays:
             self._x, self._y = arrays["x_train"].transpose(0, 3, 1, 2).copy(), arrays["y_train"]
         self._samples = samples
-        self.model = family(FAMILY, {}).build(VARIANT, InputSpec(SHAPE, CLASSES)).train()
+        self.new_model = lambda: family(FAMILY, {}).build(VARIANT, InputSpec(SHAPE, CLASSES)).train()
+        self.model = self.new_model()
+
+    def tensors_of(self, number: int) -> tuple[Tensor, Tensor]:
+        """A client's samples and labels."""
+        import torch
+
+        rows = slice(number * self._samples, (number + 1) * self._samples)
+        return self._scaled(rows), torch.from_numpy(self._y[rows])
+
+    def _scaled(self, rows: slice | np.ndarray) -> Tensor:
+        import torch
+
+        return torch.from_numpy((self._x[rows].astype(np.float32) - 127.5) / 74.0)
 
     def client(self, number: int, seed: int) -> None:
         """The client's samples in random order, batch by batch; the model is left as the client would send it."""
@@ -128,9 +145,8 @@ class PlainTraining:
         order = np.random.default_rng(seed).permutation(self._samples) + number * self._samples
         for start in range(0, self._samples - BATCH + 1, BATCH):
             rows = order[start : start + BATCH]
-            x = torch.from_numpy((self._x[rows].astype(np.float32) - 127.5) / 74.0)
             optimizer.zero_grad()
-            loss = F.cross_entropy(self.model(x), torch.from_numpy(self._y[rows]))
+            loss = F.cross_entropy(self.model(self._scaled(rows)), torch.from_numpy(self._y[rows]))
             loss.backward()
             optimizer.step()
             loss.item()
