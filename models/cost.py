@@ -9,7 +9,10 @@ torch's counter and the papers do.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
+from importlib.metadata import version
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,6 +23,8 @@ from fleetbed.models.kept import kept
 from fleetbed.models.rehearsal import Rehearsal, rehearse
 from fleetbed.models.work import Work
 from fleetbed.profiles.experiment import Optimizer
+
+T = TypeVar("T")
 
 #: an elementwise pass multiplies and adds once per parameter
 PARAMETER_PASS_FLOPS = 2.0
@@ -52,12 +57,17 @@ def cost(family: Family, variant: str, spec: InputSpec, work: Work, optimizer: O
 @lru_cache(maxsize=1024)
 def forward_flops(family: Family, variant: str, spec: InputSpec) -> float:
     """Of one sample, by fvcore. Apart from `cost`, for it takes as long and a choice does not need it."""
-    return 2.0 * forward_macs(family.empty(variant, spec), spec)
+    about = [version("fvcore"), family.name, family.options, variant, spec]
+    return _remembered(family, about, float, lambda: 2.0 * forward_macs(family.empty(variant, spec), spec))
 
 
 @lru_cache(maxsize=4096)
 def _rehearsed(family: Family, variant: str, spec: InputSpec, work: Work, optimizer: Optimizer) -> Rehearsal:
-    if __package__ != type(family).__module__.rpartition(".")[0]:  # its code may change without our noticing
-        return rehearse(family, variant, spec, work, optimizer)
     about = [family.name, family.options, variant, spec, work, optimizer]
-    return kept(about, Rehearsal, lambda: rehearse(family, variant, spec, work, optimizer))
+    return _remembered(family, about, Rehearsal, lambda: rehearse(family, variant, spec, work, optimizer))
+
+
+def _remembered(family: Family, about: object, type_: type[T], compute: Callable[[], T]) -> T:
+    """In the user's cache, unless the family is not ours: then its code may change without our noticing."""
+    ours = __package__ == type(family).__module__.rpartition(".")[0]
+    return kept(about, type_, compute) if ours else compute()
