@@ -64,12 +64,13 @@ def curves_figure(series: Sequence[Series], axis: Axis, targets: Sequence[float]
         width = 3.7 * len(panels) if by_policy else 7.6 if beside else 5.6
         figure, grid = new_figure(width, ncols=len(panels), sharey=True, squeeze=False)
         for axes, members in zip(grid[0], panels, strict=True):
+            if by_policy:
+                axes.set_title(members[0][0].method)
             for target in targets:
                 _target_line(axes, target)
             for one, found in members:
                 seeds = f" ({found.seeds} seeds)" if found.seeds > 1 else ""
                 if by_policy:
-                    axes.set_title(one.method)
                     label, look = one.label.removeprefix(f"{one.method}, "), POLICY_LOOKS[one.policy]
                 else:
                     label, look = one.label, by_method[one.method]

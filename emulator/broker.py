@@ -32,7 +32,7 @@ from fleetbed.emulator.messages import (
     Trained,
     from_worker,
 )
-from fleetbed.emulator.shelf import Shelf, Space, ticket
+from fleetbed.emulator.shelf import Shelf, Space, carried, ticket
 from fleetbed.profiles.errors import FleetbedError
 
 TICK_S = 0.25
@@ -215,9 +215,8 @@ class Broker:
         if worker.places or worker.room is not None:
             assert not isinstance(header, Measure)  # for it has no tensors
             header = msgspec.structs.replace(header, ticket=ticket(frames, worker.places, worker.room))
-            frames = frames[:1] if worker.places else frames
         try:
-            wire.send(self._router, [worker.identity, wire.control(header), *frames])
+            wire.send(self._router, [worker.identity, wire.control(header), *carried(frames, worker.places)])
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise

@@ -10,24 +10,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from msgspec import structs
 
 from fleetbed.emulator import wire
-from fleetbed.emulator.algorithm import Arrival
-from fleetbed.emulator.bundle import Bundle
 from fleetbed.emulator.dispatch import Dispatcher
-from fleetbed.emulator.evaluation import Evaluations, Moment
+from fleetbed.emulator.evaluation import Evaluations
 from fleetbed.emulator.executor import Executor, Outcome
 from fleetbed.emulator.layout import Layout
 from fleetbed.emulator.messages import Trained
 from fleetbed.emulator.participant import Participant
-from fleetbed.emulator.planner import server_seconds
 from fleetbed.emulator.policies import Decision
 from fleetbed.emulator.preparation import Prepared
 from fleetbed.emulator.progress import Progress
 from fleetbed.emulator.records import Records
+from fleetbed.emulator.server import Server
 from fleetbed.emulator.task import Task, task_row
 from fleetbed.emulator.timeline import Event, Kind
 from fleetbed.profiles.errors import FleetbedError
@@ -52,18 +49,17 @@ class Engine:
     ) -> None:
         self.config = layout.config
         self.participants = prepared.participants
-        self._server = layout.server
         self._method = prepared.method
         self._failed = prepared.recording.failed if prepared.recording is not None else {}
         self._dilation = prepared.dilation  # None: full speed, durations are the plan's
         self.executor = executor
         self._dispatcher = Dispatcher(layout, prepared, executor, progress)
+        self._server = Server(layout, prepared, evaluations, records, progress, self._host_s)
         self._evaluations = evaluations
         self._records = records
         self._checkpoint = checkpoint
         self._tick = tick
         self.started_s = started_s
-        self._replies: dict[int, Bundle] = {}
         self._flaws: dict[int, str] = {}  # why a reply will be refused, by task
         self._outcomes: dict[int, Outcome] = {}
         self.progress = progress
@@ -76,7 +72,7 @@ class Engine:
         p = self.progress
         if p.policy.round == 0:
             self._checkpoint(p)
-            self._evaluate(0)
+            self._server.evaluate(0)
             self._open()
         else:
             self._take_up()
@@ -92,8 +88,7 @@ class Engine:
     def _take_up(self) -> None:
         """After a checkpoint: what was under way is done again, results included, since none are stored."""
         p = self.progress
-        if p.evaluated is not None and p.evaluated.version == p.version:
-            self._submit_evaluation(p.evaluated)
+        self._server.evaluate_again()
         for task in p.tasks.values():
             self._dispatcher.submit(task, wire.pack(p.sent[task.number]))
         for task in p.tasks.values():
@@ -188,7 +183,7 @@ class Engine:
 
     def _take_reply(self, task: Task, outcome: Outcome) -> None:
         """Unpack a reply and look through it now, while others train: when it has arrived, all may wait for it."""
-        reply = self._replies[task.number] = wire.unpack(outcome.frames)
+        reply = self._server.replies[task.number] = wire.unpack(outcome.frames)
         if (bad := reply.first_not_finite()) is not None:
             self._flaws[task.number] = f"{bad} holds a value that is not finite"
 
@@ -217,21 +212,17 @@ class Engine:
         self._carry_out(decision)
 
     def _step_down(self, who: Participant, detail: str) -> None:
-        """A client that ran out of memory comes back with the next smaller variant and nothing kept, or not at all."""
-        variants, variant = self._method.context.family.variants, who.client.variant
+        """A client that ran out of memory comes back with the next smaller variant, or not at all."""
+        failed = f"client {who.spec.name} ({who.spec.kind}) ran out of memory with {who.client.variant}"
         if self._dilation is None and self.config.experiment.timing.source == "modelled":
             raise FleetbedError(
-                f"client {who.spec.name} ({who.spec.kind}) ran out of memory with {variant}, which should fit: "
-                f"{detail}; raise budgets.memory_margin, or use timing.source calibrated, which tries it out first"
+                f"{failed}, which should fit: {detail}; raise budgets.memory_margin, or use timing.source calibrated, "
+                f"which tries it out first"
             )
-        position = variants.index(variant)
-        if position == 0 or not who.capped:
-            who.fit = False
-            self._notice("unfit", f"client {who.spec.name} ran out of memory with {variant} and leaves the run")
-            return
-        who.client = replace(who.client, variant=variants[position - 1])
-        who.kept = None
-        self._notice("step-down", f"client {who.spec.name} ran out of memory with {variant}, now {who.client.variant}")
+        if who.step_down(self._method.context.family.variants):
+            self._notice("step-down", f"{failed}, now {who.client.variant}")
+        else:
+            self._notice("unfit", f"{failed} and leaves the run")
 
     def _notice(self, kind: str, text: str) -> None:
         row = {"host_s": self._host_s(), "device_s": self.progress.timeline.now_s, "kind": kind, "text": text}
@@ -262,7 +253,7 @@ class Engine:
             )
 
     def _forget(self, task: Task) -> None:
-        for table in (self.progress.tasks, self.progress.sent, self._replies, self._flaws, self._outcomes):
+        for table in (self.progress.tasks, self.progress.sent, self._server.replies, self._flaws, self._outcomes):
             table.pop(task.number, None)
 
     # rounds and merges
@@ -297,96 +288,24 @@ class Engine:
         if decision.timer_s is not None:
             p.timeline.add(Event(p.timeline.now_s + decision.timer_s, Kind.TIMER, task=p.policy.opened))
         if decision.merge is not None:
-            p.merging.append(decision.merge)
-            if len(p.merging) == 1:
-                self._start_merge()
-
-    def _start_merge(self) -> None:
-        """The server works on the head of the queue; what it costs is device time of its own."""
-        p = self.progress
-        arrivals = self._arrivals(p.merging[0])
-        seconds = 0.0
-        if arrivals:
-            stage = p.tasks[p.merging[0][0]].stage
-            seconds = server_seconds(self._server, self._method.server_work(p.state, arrivals, stage))
-        p.timeline.add(Event(p.timeline.now_s + seconds, Kind.SERVER_DONE))
-
-    def _arrivals(self, tasks: tuple[int, ...]) -> list[Arrival]:
-        p = self.progress
-        found = []
-        for task in (p.tasks[number] for number in tasks):
-            staleness = p.version - task.base_version
-            found.append(
-                Arrival(
-                    client=self.participants[task.client].client,
-                    sent=p.sent[task.number],
-                    message=self._replies[task.number],
-                    staleness=staleness,
-                    weight=p.policy.weight(staleness),
-                )
-            )
-        return found
+            self._server.queue(decision.merge)
 
     def _server_done(self) -> None:
         p = self.progress
-        merged = p.merging.pop(0)
+        merged = self._server.finish()
+        for task in merged:
+            self._forget(task)
         if merged:
-            self._merge(merged)
             p.fruitless = 0
         p.policy.merged()
         finished_round = p.policy.round
-        if p.merging:
-            self._start_merge()
+        self._server.go_on()
         self._open()
         if merged and p.policy.round != finished_round:
-            self._evaluate(finished_round)
+            self._server.evaluate(finished_round)
         if merged and p.version % self.config.experiment.checkpoint_every == 0:
             self._evaluations.collect(wait=True, before=p.version)
             self._checkpoint(p)
-
-    def _merge(self, numbers: tuple[int, ...]) -> None:
-        p = self.progress
-        tasks = [p.tasks[number] for number in numbers]
-        result = self._method.merge(p.state, self._arrivals(numbers), tasks[0].stage, p.version + 1)
-        p.version += 1
-        p.state = result.state
-        for task in tasks:
-            task.merged_version, task.staleness = p.version, p.version - 1 - task.base_version
-            self.participants[task.client].kept = task.keep or task.kept
-            self._forget(task)
-        now_s = p.timeline.now_s
-        self._records.write(
-            {
-                "tasks": [task_row(task, self.participants[task.client].spec.device) for task in tasks],
-                "rounds": [
-                    {
-                        "version": p.version,
-                        "round": p.policy.round,
-                        "stage": tasks[0].stage,
-                        "device_start_s": p.round_start_s,
-                        "device_end_s": now_s,
-                        "server_s": now_s - max(t.uploaded_s or now_s for t in tasks),
-                        "host_start_s": p.round_host_s,
-                        "host_end_s": self._host_s(),
-                        "merged": len(tasks),
-                    }
-                ],
-                "metrics": [
-                    {"version": p.version, "task": None, "name": name, "value": value}
-                    for name, value in result.metrics.items()
-                ],
-            }
-        )
-
-    def _evaluate(self, finished_round: int) -> None:
-        experiment, p = self.config.experiment, self.progress
-        if finished_round % experiment.evaluation.every == 0 or p.policy.round > experiment.rounds:
-            p.evaluated = Moment(p.version, finished_round, p.timeline.now_s)
-            self._submit_evaluation(p.evaluated)
-
-    def _submit_evaluation(self, when: Moment) -> None:
-        kept = {number: who.kept for number, who in self.participants.items()}
-        self._evaluations.submit(self._method.targets(self.progress.state), kept, when)
 
     # clocks and rows
 

@@ -26,7 +26,7 @@ from fleetbed.emulator.limits import clean_leftovers
 from fleetbed.emulator.limits.owner import folder_name
 from fleetbed.emulator.memory_meter import STEPS, Case
 from fleetbed.emulator.messages import Train, Trained, from_worker
-from fleetbed.emulator.shelf import Shelf, ticket
+from fleetbed.emulator.shelf import Shelf, carried, ticket
 from fleetbed.models.base import InputSpec
 from fleetbed.models.cost import cost
 from fleetbed.models.families import family
@@ -190,8 +190,7 @@ class Meter:
         places = self._shelf.lay_down(frames)
         room = self._shelf.room_after(places)
         order = msgspec.structs.replace(order, ticket=ticket(frames, places, room))
-        said = frames[:1] if places else frames
-        self._socket.send_multipart([client, wire.control(order), *said], copy=False)
+        self._socket.send_multipart([client, wire.control(order), *carried(frames, places)], copy=False)
         answer = wire.parse_control(from_worker, self._receive()[1])
         if not isinstance(answer, Trained) or answer.peak_bytes is None:
             raise FleetbedError(f"{case.family} {case.variant} at batch {case.batch} was not trained: {answer}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from fleetbed.emulator.algorithm import Client
 from fleetbed.profiles.types import ClientSpec
@@ -17,6 +18,15 @@ class Participant:
     fit: bool = True  # False: it ran out of memory with the smallest variant and takes no part any more
     share: float = 1.0  # of a host core, while its task runs
     kept: str | None = None  # the committed file of what it keeps
+
+    def step_down(self, variants: Sequence[str]) -> bool:
+        """Go on with the next smaller variant and nothing kept; False if that cannot be: it takes no part any more."""
+        position = variants.index(self.client.variant)
+        self.fit = self.capped and position > 0
+        if self.fit:
+            self.client = replace(self.client, variant=variants[position - 1])
+            self.kept = None
+        return self.fit
 
     @property
     def worker(self) -> str:

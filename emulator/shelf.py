@@ -169,6 +169,11 @@ def hand_in(fd: int, ticket: Ticket | None, frames: Sequence[Buffer]) -> Places:
     return places
 
 
+def carried(frames: Sequence[Buffer], places: Sequence[object]) -> Sequence[Buffer]:
+    """What of a message goes through the socket: all of it, or its manifest where the rest lies on the shelf."""
+    return frames[:1] if places else frames
+
+
 def _layout(offset: int, sizes: Sequence[int]) -> Places:
     places = []
     for size in sizes:

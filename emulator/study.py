@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -106,6 +107,8 @@ def _lock(path: Path, kind: int) -> Iterator[None]:
     with path.open("w") as lock:
         try:
             fcntl.flock(lock, kind | fcntl.LOCK_NB)
+            if os.fstat(lock.fileno()).st_nlink == 0:
+                raise BlockingIOError("its owner removed the file after it was opened here: it keeps nobody out")
         except BlockingIOError as error:
             raise BadInput(f"{path.parent}: another process is at work here; wait for it, or end it first") from error
         yield

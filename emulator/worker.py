@@ -113,4 +113,4 @@ def _train(workplace: Workplace, order: Train, frames: Frames, group: Group | No
         gpu_w=usage.gpu_w if usage is not None else None,
         places=places,
     )
-    return [wire.control(trained), *(said[:1] if places else said)]
+    return [wire.control(trained), *shelf.carried(said, places)]

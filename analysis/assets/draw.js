@@ -98,7 +98,8 @@ function legend(series) {
   return list;
 }
 
-/* Accuracy against `axis`: means as steps, a band of one standard deviation, target lines, a reading at the pointer. */
+/* Accuracy against `axis`: means, a band of one standard deviation, target lines, a reading at the pointer. Stairs where
+   it matters when a model was there; from round to round slopes, which are easier to tell apart. */
 function lineChart(box, axis, payload, xLabel, height) {
   const drawn = payload.series
     .map((one, place) => ({...one, curve: payload.curves[axis][place]}))
@@ -138,15 +139,18 @@ function lineChart(box, axis, payload, xLabel, height) {
     for (const one of drawn) {
       const colour = `var(--c${one.colour})`;
       const xs = one.curve.x.map((value) => x(value / size).toFixed(1));
-      const steps = (values) => values.map((value, i) => (i ? `H${xs[i]}V` : `M${xs[0]} `) + y(value).toFixed(1)).join("");
+      const slopes = axis === "rounds";
+      const point = (value, i) => `${xs[i]} ${y(value).toFixed(1)}`;
+      const forth = (values) => values.map((value, i) =>
+        (i === 0 ? "M" : slopes ? "L" : `H${xs[i]}L`) + point(value, i)).join("");
+      const back = (values) => values.map((value, i) =>
+        (slopes ? "L" : `V${y(value).toFixed(1)}L`) + point(value, i)).reverse().join("");
       if (one.curve.sd) {
         const upper = one.curve.mean.map((mean, i) => mean + one.curve.sd[i]);
         const lower = one.curve.mean.map((mean, i) => mean - one.curve.sd[i]);
-        let back = "";
-        for (let i = xs.length - 1; i >= 0; i -= 1) back += `V${y(lower[i]).toFixed(1)}H${xs[i]}`;
-        root.append(svg("path", {class: "band", fill: colour, d: steps(upper) + back + "Z"}));
+        root.append(svg("path", {class: "band", fill: colour, d: forth(upper) + back(lower) + "Z"}));
       }
-      root.append(svg("path", {class: "line", stroke: colour, "stroke-dasharray": DASHES[one.policy], d: steps(one.curve.mean)}));
+      root.append(svg("path", {class: "line", stroke: colour, "stroke-dasharray": DASHES[one.policy], d: forth(one.curve.mean)}));
       const every = Math.max(1, Math.ceil(xs.length / 9));
       for (let i = every - 1; i < xs.length; i += every) {
         const dot = marker(one.marker, Number(xs[i]), y(one.curve.mean[i]), 3.2);

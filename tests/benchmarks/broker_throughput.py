@@ -104,7 +104,7 @@ def pass_back(identity: str, address: str, shared: int) -> None:
             frames = shelf.fetch(shared, order.ticket, frames)
             places = shelf.hand_in(shared, order.ticket, frames)
         said = msgspec.structs.replace(answer, task=order.task, places=places)
-        wire.send(dealer, [wire.control(said), *(frames[:1] if places else frames)])
+        wire.send(dealer, [wire.control(said), *shelf.carried(frames, places)])
 
 
 class Forks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 import pytest
@@ -268,6 +269,21 @@ def test_a_study_that_somebody_works_on_is_left_alone(tmp_path: Path) -> None:
     watch = Intruder()
     study(tmp_path / "s", "processes=inline", "rounds=1", watch=watch)
     assert watch.refused > 0
+
+
+def test_a_lock_that_was_removed_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever had it was just done, and the next one would make a new file."""
+    only = study(tmp_path / "s", "processes=inline", "rounds=1").name
+    real = fcntl.flock
+
+    def flock(lock: TextIO, kind: int) -> None:
+        real(lock, kind)
+        if not lock.name.endswith("study.lock"):
+            Path(lock.name).unlink()
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(BadInput, match="another process is at work here"):
+        resume_study(tmp_path / "s", Watch(), only=only)
 
 
 @pytest.mark.slow
