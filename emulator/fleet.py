@@ -43,8 +43,7 @@ class Fleet:
         if self._mode == "inline":
             self.executor = self._inline = InlineExecutor(Workplace.open(setup))
             return
-        # at full speed one more than there are cores, so that none is idle while a task is sent or an answer heard
-        capacity = pacing.capacity(host.cores()) if self._paced else float(host.cores() + 1)
+        capacity = pacing.capacity(host.cores()) if self._paced else float(host.cores())
         launcher = Launcher(layout.config.name, folder / "workers.log")
         self.executor = self._broker = Broker(
             launcher, capacity=capacity, one_task=self._mode == "on-demand", on_tick=on_tick

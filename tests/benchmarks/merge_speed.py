@@ -1,11 +1,12 @@
 """How fast are updates merged? The layer-wise mean of ten clients' models against reading what they sent once.
 
-    python tests/benchmarks/merge_speed.py [--clients 10] [--repetitions 3] [--threads 1]
+    python tests/benchmarks/merge_speed.py [--clients 10] [--repetitions 7]
 
 The updates are ResNets at 3x32x32 as they arrive from the wire: checked frames, viewed as tensors. `reading once` is
 `sum()` of every tensor that arrived, one after the other: nothing that looks at all values can be quicker. `copying` is
 `copy_` of each into memory that is there already. `merge` is the method's own, from arrivals to the new state. Merging,
-reading and copying take turns; `of reading` is the median of the ratios within a turn, with the lowest and the highest.
+reading and copying take turns, with one thread and a heap that is kept, as in the broker; `of reading` is the median of
+the ratios within a turn, with the lowest and the highest.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fleetbed.emulator import wire
 from fleetbed.emulator.algorithm import Algorithm, Arrival, Client, Context
 from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.forks import keep_heap
 from fleetbed.models.base import InputSpec
 from fleetbed.models.families import family
 from fleetbed.profiles.experiment import AlgorithmChoice, Optimizer, Training
@@ -97,10 +99,10 @@ def measure(name: str, method: Algorithm, repetitions: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="as the broker: one for each core")
+    parser.add_argument("--repetitions", type=int, default=7)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)
+    keep_heap()
     head = ["updates", "values", "merge s", "reading once s", "copying s", "of reading", "of copying"]
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
     for name, (method, family_name, variants) in CASES.items():
