@@ -46,11 +46,11 @@ class Server:
     def _start(self) -> None:
         """Work on the head of the queue; what that costs is device time of the server's own."""
         p = self._progress
-        arrivals = self._arrivals([p.tasks[number] for number in p.merging[0]])
+        tasks = [p.tasks[number] for number in p.merging[0]]
         seconds = 0.0
-        if arrivals:
-            stage = p.tasks[p.merging[0][0]].stage
-            seconds = server_seconds(self._device, self._method.server_work(p.state, arrivals, stage))
+        if tasks:
+            work = self._method.server_work(p.state, self._arrivals(tasks), tasks[0].stage)
+            seconds = server_seconds(self._device, work)
         p.timeline.add(Event(p.timeline.now_s + seconds, Kind.SERVER_DONE))
 
     def finish(self) -> list[Task]:

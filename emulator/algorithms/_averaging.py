@@ -190,9 +190,12 @@ class _Part(NamedTuple):
 
 def _moved(full: Tensor, parts: list[_Part]) -> Tensor:
     """One tensor after the mean change, as a fresh tensor: the mean itself, if this is what all were sent."""
-    if full.is_floating_point() and _were_all_sent(full, parts):
+    if not full.is_floating_point():  # a counter: it becomes the largest
+        return torch.stack([full, *(p.after for p in parts)]).amax(0)
+    if _were_all_sent(full, parts):
         return _mean_after(parts)
-    return _mean(full, parts).add_(full)
+    is_whole = all(rows is None for p in parts for rows in p.rows)
+    return (_mean_change(parts) if is_whole else _mean_change_by_element(full, parts)).add_(full)
 
 
 def _were_all_sent(tensor: Tensor, parts: list[_Part]) -> bool:
@@ -202,24 +205,22 @@ def _were_all_sent(tensor: Tensor, parts: list[_Part]) -> bool:
     )
 
 
-def _mean(full: Tensor, parts: list[_Part]) -> Tensor:
-    """The mean change of one tensor, as a fresh tensor of its full shape."""
-    if not full.is_floating_point():  # a counter: it becomes the largest
-        return torch.stack([full, *(p.after for p in parts)]).amax(0) - full
-    if all(rows is None for p in parts for rows in p.rows):
-        return _mean_change(parts)
+def _mean_change_by_element(full: Tensor, parts: list[_Part]) -> Tensor:
+    """The mean of the changes of what not all hold alike, as a tensor of the full shape."""
     same_rows: dict[int, list[_Part]] = {}
     for p in parts:
         same_rows.setdefault(id(p.rows), []).append(p)
     # who holds an element is the same along the dimensions that nobody is cut in, such as those of a kernel
     cut = [any(p.rows[dim] is not None for p in parts) for dim in range(full.ndim)]
-    mean = torch.zeros(full.shape)
-    mass = torch.zeros([size if is_cut else 1 for size, is_cut in zip(full.shape, cut, strict=True)])
+
+    def counted(shape: Sequence[int]) -> list[int]:
+        return [size if is_cut else 1 for size, is_cut in zip(shape, cut, strict=True)]
+
+    mean, mass = torch.zeros(full.shape), torch.zeros(counted(full.shape))
     for group in same_rows.values():
         rows, omega = group[0].rows, sum(p.omega for p in group)
-        held = [size if is_cut else 1 for size, is_cut in zip(group[0].after.shape, cut, strict=True)]
         scatter_add({"": mean}, {"": _mean_change(group).mul_(omega)}, {"": rows})
-        scatter_add({"": mass}, {"": torch.full((), omega).expand(held)}, {"": rows})
+        scatter_add({"": mass}, {"": torch.full((), omega).expand(counted(group[0].after.shape))}, {"": rows})
     return mean.div_(mass.clamp_(min=LEAST_MASS))  # where nobody holds an element its sum is 0
 
 

@@ -94,15 +94,18 @@ def _run(command: Sequence[str | Path]) -> str:
 def measure(samples: int, asked: argparse.Namespace, python: Path | None, folder: Path) -> Figures:
     experiment = write_experiment(folder, samples=samples, rounds=asked.rounds, source=asked.source)
     data = folder / f"noise-100x{samples}.npz"
-    figures: Figures = {f"{who}{what}": [] for who in ("bare", "ours", *STYLES) for what in ("", " whole")}
+    figures: Figures = {"bare": [], **{f"{who}{what}": [] for who in ("ours", *STYLES) for what in ("", " whole")}}
+
+    def note(who: str, found: tuple[float, float]) -> None:
+        figures[who].append(found[0])
+        figures[f"{who} whole"].append(found[1])
+
     for _ in range(asked.repetitions):
         figures["bare"].append(statistics.mean(bare(data, samples, asked.rounds, len(os.sched_getaffinity(0)))))
-        for key, value in zip(("ours", "ours whole"), ours(experiment, folder), strict=True):
-            figures[key].append(value)
-        for style in STYLES if python is not None else ():
-            found = flower(python, data, samples, asked.rounds, style)
-            for key, value in zip((style, f"{style} whole"), found, strict=True):
-                figures[key].append(value)
+        note("ours", ours(experiment, folder))
+        if python is not None:
+            for style in STYLES:
+                note(style, flower(python, data, samples, asked.rounds, style))
     return figures
 
 
