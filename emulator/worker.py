@@ -27,8 +27,6 @@ OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memo
 
 Frames = list[wire.Buffer]
 
-_rehearsed: set[str] = set()  # the variants that this process has trained
-
 
 def serve(workplace: Workplace, identity: str, address: str, shared: int, group: Group, *, one_task: bool) -> None:
     """The loop of a worker, until it is killed. It holds nothing between two orders but its socket.
@@ -77,10 +75,9 @@ def answer(
 
 def _train(workplace: Workplace, order: Train, frames: Frames, group: Group | None, shared: int) -> Frames:
     """A training task with its meters: wall time of the compute phase, CPU time, the kernel's own peak of memory."""
-    if order.pace_total_s and order.variant not in _rehearsed:
-        # torch compiles its kernels in each process anew; a device that trains all day has them, so nobody is charged
+    if order.pace_total_s:
+        # where the zygote could not do so for all: a device that trains all day has its kernels, so nobody is charged
         workplace.rehearse(order.variant)
-        _rehearsed.add(order.variant)
     if group is not None:
         group.reset_peak()
     message = wire.unpack(shelf.fetch(shared, order.ticket, frames))

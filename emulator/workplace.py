@@ -30,6 +30,9 @@ from fleetbed.models.skeleton import skeleton
 #: a reference time is the median of at least so many repetitions that together take at least so long
 MEASURE_REPETITIONS, MEASURE_SECONDS = 7, 0.5
 
+#: the variants that this process has trained, or its zygote before the fork
+_rehearsed: set[str] = set()
+
 
 @dataclass(frozen=True)
 class Workplace:
@@ -52,13 +55,20 @@ class Workplace:
         return cls(folder, dataset, split, context, load_method(config.algorithm, context))
 
     def warm_up(self) -> None:
-        """Touch what all workers share: the data and, by a step of the smallest model, libraries and kernels."""
+        """Touch what all workers share: the data and, by a step of each model in use, libraries and kernels.
+
+        While nobody has chosen a model yet it is the smallest that makes the step.
+        """
         torch.set_num_threads(1)
         self.dataset.touch()
-        self.rehearse(self.context.family.variants[0])
+        for variant in self.context.variants or self.context.family.variants[:1]:
+            self.rehearse(variant)
 
     def rehearse(self, variant: str) -> None:
-        """One step that leads nowhere."""
+        """One step that leads nowhere, so that torch compiles what the variant needs: once, for the forks too."""
+        if variant in _rehearsed:
+            return
+        _rehearsed.add(variant)
         samples = self.context.training.batch
         order = Measure(task=0, variant=variant, kind="train", part="all", samples=samples, optimise=True)
         self._pass(order, self.context.family.build(variant, self.context.spec).train())()

@@ -105,11 +105,9 @@ class Zygote:
     def _configure(self, order: Configure) -> None:
         try:
             setup = msgspec.json.decode(Path(order.setup).read_bytes(), type=Setup)
-            first = self._workplace is None
             self._workplace = Workplace.open(setup)
-            if first:
-                # in the zygote's own cgroup, or the first client would pay for the pages that all share
-                warm(self._workplace.warm_up)
+            # in the zygote's own cgroup, or the first client would pay for the pages that all share
+            warm(self._workplace.warm_up)
         except Exception as error:  # noqa: BLE001 - told to the broker, which ends the run with it
             self._say(Trouble(None, f"{type(error).__name__}: {error}"))
             return
