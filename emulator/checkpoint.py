@@ -155,10 +155,12 @@ class Checkpoints:
         named = {name for name in stored.kept.values() if name is not None}
         named |= {task.kept for task in stored.tasks if task.kept is not None}
         if self._named_before is not None:
-            written = {str(f.relative_to(self._run)) for f in self._folder.glob("client-*/task-*.safetensors")}
-            finished = {name for name in written if _task_of(name) < stored.next_task}
-            for name in finished - named - self._named_before - {t.keep for t in stored.tasks}:
-                (self._run / name).unlink()
+            # a client may have written its file long before its task ends in device time
+            under_way = {task.number for task in stored.tasks}
+            for path in self._folder.glob("client-*/task-*.safetensors"):
+                number, name = _task_of(path), str(path.relative_to(self._run))
+                if number < stored.next_task and number not in under_way and name not in named | self._named_before:
+                    path.unlink()
         self._named_before = named
 
     def _path(self, version: int) -> Path:
@@ -169,5 +171,5 @@ class Checkpoints:
         return sorted(int(match[1]) for match in names if match is not None)
 
 
-def _task_of(name: str) -> int:
-    return int(Path(name).name[len("task-") : -len(".safetensors")])
+def _task_of(path: Path) -> int:
+    return int(path.stem.removeprefix("task-"))

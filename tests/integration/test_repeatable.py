@@ -82,6 +82,12 @@ def test_all_ways_of_running_give_the_same(go: Start, source: str, policy: str) 
             assert results(go(f"{mode}-one", *sets, f"processes={mode}")) == first
 
 
+def test_what_a_client_keeps_is_there_however_early_the_host_was_done_with_it(go: Start) -> None:
+    """Processes write their files when the host is done, which under async may be many merges before the task ends."""
+    sets = ("algorithms=[{name: fedhe, params: {batch: 4}}]", "policies=[{kind: async, concurrency: 4}]", "rounds=3")
+    assert results(go("resident", *sets)) == results(go("inline", *sets, "processes=inline"))
+
+
 def test_another_seed_is_another_run(go: Start) -> None:
     first, second = (go(f"seed-{seed}", "processes=inline", "rounds=1", f"seeds=[{seed}]") for seed in (1, 2))
     assert weights(first) != weights(second)
