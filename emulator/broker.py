@@ -1,15 +1,13 @@
-"""The broker: one ROUTER socket, one process per client, and never more load admitted than the host can honour.
+"""The broker: one ROUTER socket, one process per client; orders go out, answers, losses and deaths come in.
 
-It knows processes and sockets, nothing of device time beyond the order in which orders are admitted.
+It knows processes and sockets, nothing of device time.
 """
 
 from __future__ import annotations
 
-import heapq
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -17,7 +15,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from fleetbed.emulator import wire
-from fleetbed.emulator.executor import SERVICE, Order, Outcome, outcome_of
+from fleetbed.emulator.crew import Crew, Worker
+from fleetbed.emulator.executor import Order, Outcome, outcome_of
 from fleetbed.emulator.launcher import Launcher
 from fleetbed.emulator.limits.plan import Cap, LimitPlan
 from fleetbed.emulator.messages import (
@@ -32,42 +31,13 @@ from fleetbed.emulator.messages import (
     Trained,
     from_worker,
 )
-from fleetbed.emulator.shelf import Shelf, Space, carried, ticket
+from fleetbed.emulator.shelf import Shelf, carried, ticket
 from fleetbed.profiles.errors import FleetbedError
 
 TICK_S = 0.25
 EXIT_S = 5.0  # how long the end of a dead worker's connection is waited for
 MOST_AT_ONCE = 1000  # messages handled before anything else gets its turn
 AT_ONCE = int(zmq.NOBLOCK)
-
-
-@dataclass
-class Worker:
-    """A worker as the broker sees it: not started, starting (no socket yet), idle or busy."""
-
-    name: str
-    title: str
-    plan: LimitPlan
-    alive: bool = False
-    leaving: bool = False  # killed, or done with its one task; it takes no order until its end was reported
-    greeted: bool = False  # it has said hello: it is inside its limits
-    socket: int | None = None  # the connection's file descriptor, by which its loss is reported
-    identity: bytes = b""
-    exit: Exited | None = None  # reported by the zygote, not settled yet
-    exit_s: float = 0.0
-    order: Order | None = None
-    load: int = 0  # of that order, in millionths of a core
-    places: list[Space] = field(default_factory=list)  # of what it was sent
-    room: Space | None = None  # for its answer; it may write there until it has answered or ended
-    sent_s: float | None = None
-
-    @property
-    def is_service(self) -> bool:
-        return self.name.startswith(SERVICE)
-
-    @property
-    def is_free(self) -> bool:
-        return self.order is None and not self.leaving
 
 
 class Broker:
@@ -82,17 +52,12 @@ class Broker:
         self.outcomes: dict[int, Outcome] = {}
         self.caps: dict[str, tuple[Cap, ...]] = {}
         self._launcher = launcher
-        self._capacity = _parts(capacity)
+        self._crew = Crew(capacity)
         self._one_task = one_task
         self._configuring = 0
         self._on_tick = on_tick
-        self._workers: dict[str, Worker] = {}
-        self._services: list[Worker] = []
         self._speakers: dict[bytes, Worker] = {}  # by identity: those who are alive, nobody else is listened to
-        self._busy: dict[str, Worker] = {}  # those who have an order
-        self._load = 0  # of their orders: in whole numbers, for sums of floats that come and go would drift
         self._look_s = 0.0  # when the clock is looked at next
-        self._queue: list[tuple[float, int, int, Order, list[Space]]] = []
         self._shelf = Shelf(launcher.shelf)
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
@@ -120,28 +85,28 @@ class Broker:
 
     def enlist(self, name: str, title: str, plan: LimitPlan) -> None:
         """Make a worker known; its process starts with its first order, or by `start`."""
-        worker = self._workers[name] = Worker(name, title, plan)
-        if worker.is_service:
-            self._services.append(worker)
+        self._crew.enlist(Worker(name, title, plan))
 
     def dismiss(self, name: str) -> None:
         """End an idle worker; an order that comes later starts it anew."""
-        if self._workers[name].alive:
-            self._kill(self._workers[name])
+        worker = self._crew.workers[name]
+        if worker.alive:
+            self._kill(worker)
 
     def start(self, names: list[str]) -> None:
         """Start these workers now and wait until each has said hello."""
-        for name in names:
-            self._spawn(self._workers[name])
-        while not all(self._workers[name].greeted for name in names):
+        workers = [self._crew.workers[name] for name in names]
+        for worker in workers:
+            self._spawn(worker)
+        while not all(worker.greeted for worker in workers):
             self._pump(TICK_S)
 
     def running(self) -> list[Order]:
-        return [worker.order for worker in self._busy.values() if worker.order is not None]
+        return [worker.order for worker in self._crew.busy.values() if worker.order is not None]
 
     def submit(self, order: Order) -> None:
         places = self._shelf.lay_down(order.frames) if len(order.frames) > 1 else []
-        heapq.heappush(self._queue, (order.start_s, order.task, _parts(order.load), order, places))
+        self._crew.queue(order, places)
         self._admit()
 
     def wait(self, task: int) -> Outcome:
@@ -151,12 +116,9 @@ class Broker:
 
     def cancel(self, task: int) -> None:
         self.outcomes.pop(task, None)
-        self._queue = [entry for entry in self._queue if entry[1] != task]
-        heapq.heapify(self._queue)
-        for worker in list(self._busy.values()):
-            if worker.order is not None and worker.order.task == task:
-                self._free(worker)
-                self._kill(worker)
+        worker = self._crew.drop(task)
+        if worker is not None:
+            self._kill(worker)
 
     def close(self) -> None:
         self._launcher.close()
@@ -165,31 +127,14 @@ class Broker:
         self._router.close()
         self._context.term()
 
-    # the host's side: admission, messages, deaths
+    # the host's side: processes, messages, deaths
 
     def _admit(self) -> None:
-        """Start orders by device start time as long as the host can honour the load."""
-        while self._queue:
-            _, _, load, order, places = self._queue[0]
-            if self._busy and self._load + load > self._capacity:
-                return
-            worker = self._worker_for(order)
-            if worker is None:
-                return
-            heapq.heappop(self._queue)
-            worker.order, worker.load, worker.places, worker.sent_s = order, load, places, None
-            self._busy[worker.name] = worker
-            self._load += load
+        for worker in self._crew.admit():
             if not worker.alive:
                 self._spawn(worker)
             elif worker.greeted:
                 self._send(worker)
-
-    def _worker_for(self, order: Order) -> Worker | None:
-        if order.worker != SERVICE:
-            worker = self._workers[order.worker]
-            return worker if worker.is_free else None
-        return next((worker for worker in self._services if worker.is_free), None)
 
     def _spawn(self, worker: Worker) -> None:
         worker.alive, worker.greeted, worker.leaving, worker.socket = True, False, False, None
@@ -240,7 +185,7 @@ class Broker:
 
     def _look_at_clock(self, now_s: float) -> None:
         """Give up what has taken too long."""
-        for worker in self._workers.values():
+        for worker in self._crew.workers.values():
             if worker.exit is not None and now_s > worker.exit_s + EXIT_S:
                 self._settle(worker)
             order = worker.order
@@ -291,7 +236,7 @@ class Broker:
         if isinstance(outcome.answer, Trained) and (outcome.answer.places or len(outcome.frames) > 1):
             whole = self._shelf.answer(outcome.frames, outcome.answer.places, worker.room)
             outcome = msgspec.structs.replace(outcome, frames=whole)
-        self._free(worker)
+        self._crew.free(worker)
         worker.room = None
         worker.leaving = self._one_task and not worker.is_service
         self.outcomes[order.task] = outcome
@@ -300,7 +245,7 @@ class Broker:
         """Whose heartbeats stopped or whose process died. A stopped process is alive, so it must be ended."""
         while self._monitor.poll(0):
             descriptor = recv_monitor_message(self._monitor)["value"]
-            for worker in self._workers.values():
+            for worker in self._crew.workers.values():
                 if worker.socket == descriptor:
                     worker.socket = None
                     if worker.exit is not None:
@@ -311,7 +256,7 @@ class Broker:
     def _on_zygote(self) -> None:
         message = self._launcher.hear()
         if isinstance(message, Exited):
-            worker = self._workers[message.worker]
+            worker = self._crew.workers[message.worker]
             worker.exit, worker.exit_s, worker.leaving = message, time.monotonic(), True
             if worker.socket is None:
                 self._settle(worker)
@@ -342,18 +287,8 @@ class Broker:
             self.outcomes[worker.order.task] = Outcome(
                 kind=kind, detail=detail, host_start_s=worker.sent_s, host_end_s=time.monotonic()
             )
-            self._free(worker)
-
-    def _free(self, worker: Worker) -> None:
-        self._load -= worker.load
-        worker.order, worker.places = None, []
-        del self._busy[worker.name]
+            self._crew.free(worker)
 
     def _kill(self, worker: Worker) -> None:
         worker.leaving = True
         self._launcher.tell(Kill(worker.name))
-
-
-def _parts(load: float) -> int:
-    """A load in millionths of a core, rounded down: what fits must not fail to by rounding."""
-    return int(load * 1e6 + 1e-3)

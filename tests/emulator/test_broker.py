@@ -135,7 +135,7 @@ def test_room_is_not_given_to_another_before_its_worker_has_ended(tmp_path: Path
     header = Train(task=1, client=1, variant="v", stage="train", kept=None)
     broker.enlist("client-001", "title", LimitPlan("client-001"))
     broker.submit(Order(header=header, worker="client-001", frames=wire.pack(Bundle({"w": torch.zeros(100_000)}))))
-    worker = broker._workers["client-001"]
+    worker = broker._crew.workers["client-001"]
     worker.greeted = True
     broker._send(worker)  # to nobody: its connection has gone, or is yet to come
     assert worker.room is not None

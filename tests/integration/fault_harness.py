@@ -12,7 +12,8 @@ import psutil
 import zmq
 
 from fleetbed.emulator import wire
-from fleetbed.emulator.broker import Broker, Worker
+from fleetbed.emulator.broker import Broker
+from fleetbed.emulator.crew import Worker
 from fleetbed.emulator.engine import Engine
 from fleetbed.emulator.evaluation import Evaluations
 from fleetbed.emulator.executor import SERVICE
@@ -89,7 +90,7 @@ class Saboteur(Watch):
                 self._broker._end(worker, "crash", str(error))
 
     def _disturb(self, fault: str) -> None:
-        for worker in self._broker._workers.values():
+        for worker in self._broker._crew.workers.values():
             busy = worker.order is not None and worker.sent_s is not None and not worker.leaving
             if worker.name.startswith(SERVICE) or not busy:
                 continue

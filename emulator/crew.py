@@ -1,0 +1,106 @@
+"""The crew: who there is to work for a run, which orders wait, and who may begin.
+
+Never more load is admitted than the host can honour. Loads are summed in whole numbers, millionths of a core: sums of
+floats that come and go would drift.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from fleetbed.emulator.executor import SERVICE, Order
+from fleetbed.emulator.limits.plan import LimitPlan
+from fleetbed.emulator.messages import Exited
+from fleetbed.emulator.shelf import Space
+
+
+@dataclass
+class Worker:
+    """A worker as the broker sees it: not started, starting (no socket yet), idle or busy."""
+
+    name: str
+    title: str
+    plan: LimitPlan
+    alive: bool = False
+    leaving: bool = False  # killed, or done with its one task; it takes no order until its end was reported
+    greeted: bool = False  # it has said hello: it is inside its limits
+    socket: int | None = None  # the connection's file descriptor, by which its loss is reported
+    identity: bytes = b""
+    exit: Exited | None = None  # reported by the zygote, not settled yet
+    exit_s: float = 0.0
+    order: Order | None = None
+    load: int = 0  # of that order
+    places: list[Space] = field(default_factory=list)  # of what it was sent
+    room: Space | None = None  # for its answer; it may write there until it has answered or ended
+    sent_s: float | None = None
+
+    @property
+    def is_service(self) -> bool:
+        return self.name.startswith(SERVICE)
+
+    @property
+    def is_free(self) -> bool:
+        return self.order is None and not self.leaving
+
+
+class Crew:
+    def __init__(self, capacity: float) -> None:
+        self.workers: dict[str, Worker] = {}
+        self.busy: dict[str, Worker] = {}  # those who have an order
+        self._services: list[Worker] = []
+        self._capacity = _parts(capacity)
+        self._load = 0  # of the orders of the busy
+        self._queue: list[tuple[float, int, int, Order, list[Space]]] = []
+
+    def enlist(self, worker: Worker) -> None:
+        self.workers[worker.name] = worker
+        if worker.is_service:
+            self._services.append(worker)
+
+    def queue(self, order: Order, places: list[Space]) -> None:
+        """Have an order wait, whose tensors lie in these places, until the host can honour it."""
+        heapq.heappush(self._queue, (order.start_s, order.task, _parts(order.load), order, places))
+
+    def admit(self) -> Iterator[Worker]:
+        """Give orders out, by device start time, as long as the host can honour the load; gives who got one."""
+        while self._queue:
+            _, _, load, order, places = self._queue[0]
+            if self.busy and self._load + load > self._capacity:
+                return
+            worker = self._worker_for(order)
+            if worker is None:
+                return
+            heapq.heappop(self._queue)
+            worker.order, worker.load, worker.places, worker.sent_s = order, load, places, None
+            self.busy[worker.name] = worker
+            self._load += load
+            yield worker
+
+    def free(self, worker: Worker) -> None:
+        """Its order has come to an end."""
+        self._load -= worker.load
+        worker.order, worker.places = None, []
+        del self.busy[worker.name]
+
+    def drop(self, task: int) -> Worker | None:
+        """Nobody asks for this any more: it waits no longer. Gives who is at work on it and no longer need be."""
+        self._queue = [entry for entry in self._queue if entry[1] != task]
+        heapq.heapify(self._queue)
+        for worker in self.busy.values():
+            if worker.order is not None and worker.order.task == task:
+                self.free(worker)
+                return worker
+        return None
+
+    def _worker_for(self, order: Order) -> Worker | None:
+        if order.worker != SERVICE:
+            worker = self.workers[order.worker]
+            return worker if worker.is_free else None
+        return next((worker for worker in self._services if worker.is_free), None)
+
+
+def _parts(load: float) -> int:
+    """A load in millionths of a core, rounded down: what fits must not fail to by rounding."""
+    return int(load * 1e6 + 1e-3)
