@@ -188,7 +188,7 @@ def make_policy(
 ) -> AnyPolicy:
     """The policy for these clients, each with how long its work takes."""
     clients, participation = len(planned_s), experiment.participation
-    size = max(1, int(clients * participation.ratio))
+    size = max(1, int(clients * participation.ratio + 1e-9))  # 100 times 0.29 is 28.999…
     check_policy(participation, policy, clients)
     if policy.kind in ("async", "buffered"):
         buffer = 1 if policy.kind == "async" else (policy.buffer or 1)

@@ -162,15 +162,22 @@ def test_stale_results_weigh_less(settings: dict[str, Any], staleness: int, weig
     assert stream(kind="async", **settings).weight(staleness) == pytest.approx(weight)
 
 
-def made(selection: str = "uniform", clients: int = 6, tiers: int = 3, **policy: Any) -> AnyPolicy:
+def made(selection: str = "uniform", clients: int = 6, tiers: int = 3, ratio: float = 0.5, **policy: Any) -> AnyPolicy:
     experiment = Experiment(
         title="",
         fleet="",
         algorithms=(AlgorithmChoice(name="x"),),
-        participation=Participation(ratio=0.5, selection=selection, tiers=tiers),  # type: ignore[arg-type]
+        participation=Participation(ratio=ratio, selection=selection, tiers=tiers),  # type: ignore[arg-type]
     )
     planned_s = {client: float(10 - client) for client in range(clients)}
     return make_policy(experiment, Policy(**policy), seed=1, planned_s=planned_s, stages=1)
+
+
+@pytest.mark.parametrize(
+    ("clients", "ratio", "size"), [(100, 0.29, 29), (100, 0.57, 57), (10, 0.7, 7), (10, 0.69, 6), (10, 0.01, 1)]
+)
+def test_a_round_has_the_part_of_the_fleet_that_is_asked_for(clients: int, ratio: float, size: int) -> None:
+    assert made(clients=clients, ratio=ratio).size == size
 
 
 def test_uniform_selection_cannot_tell_who_is_away() -> None:
