@@ -54,7 +54,8 @@ class Rounds(Struct, tag="rounds"):
         if not members:
             if not self.starved:
                 self.round, self.stage = self.round + 1, 0
-            members = self._draw(idle, away)
+            # with nobody there but late results to come, nobody is invited: they close the round
+            members = self._draw(idle, away) if idle or not self.late else []
             while idle and not any(client in idle for client in members):  # only the away: nothing would happen
                 members = self._draw(idle, away)
         # late results may still come: they close a round without members

@@ -208,6 +208,17 @@ def test_a_round_waits_for_somebody_to_come(selection: str) -> None:
     assert policy.someone_came([2, 3], [0, 1, 4, 5]) == Decision()  # the round has begun
 
 
+def test_late_results_are_waited_for_when_all_others_are_away() -> None:
+    policy = made("uniform", clients=2, ratio=1.0, kind="deadline", deadline_s=5.0, late="next-round")
+    assert policy.open([0, 1]).invite == (0, 1)
+    policy.ended(0, 0, ok=True, idle=[])
+    assert policy.timer(policy.opened).merge == (0,)
+    policy.merged()
+    # the one who is away would fail at once, and the next round too, and all that follow, at the same moment
+    assert policy.open([], [0]).invite == ()
+    assert policy.ended(1, 1, ok=True, idle=[]) == Decision(merge=(1,))
+
+
 def test_a_stream_fills_up_when_somebody_comes() -> None:
     policy = made("uniform", kind="async", concurrency=2)
     assert policy.open([4], [0, 1]).invite == (4,)
