@@ -297,7 +297,7 @@ class Engine:
             self._forget(task)
         if merged:
             p.fruitless = 0
-        p.policy.merged()
+        p.policy.merged(len(merged))
         finished_round = p.policy.round
         self._server.go_on()
         self._open()

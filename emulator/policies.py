@@ -95,7 +95,8 @@ class Rounds(Struct, tag="rounds"):
     def timer(self, opened: int) -> Decision:
         return self._close() if self.is_open and opened == self.opened else NOTHING
 
-    def merged(self) -> None:
+    def merged(self, results: int) -> None:
+        del results
         self.stage = (self.stage + 1) % self.stages
 
     def weight(self, staleness: int) -> float:
@@ -147,15 +148,15 @@ class Stream(Struct, tag="stream"):
         if len(self.arrived) < self.buffer:
             return Decision(invite=self._fill(idle))
         merge, self.arrived = tuple(self.arrived), []
-        self.counted += len(merge)
         return Decision(merge=merge)
 
     def timer(self, opened: int) -> Decision:
         del opened
         return NOTHING
 
-    def merged(self) -> None:
-        """Nothing to do: the engine opens again, which fills up what has become free."""
+    def merged(self, results: int) -> None:
+        """Only now they count: a queue before the server must not end the run that it belongs to."""
+        self.counted += results
 
     def weight(self, staleness: int) -> float:
         policy = self.policy

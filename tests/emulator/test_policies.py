@@ -48,7 +48,7 @@ def test_rounds_count_and_choose_anew() -> None:
         invited = policy.open(ALL).invite
         assert policy.round == number
         finish(policy, invited)
-        policy.merged()
+        policy.merged(len(invited))
         seen.append(invited)
     assert {client for invited in seen for client in invited} == set(ALL)
     assert len(set(seen)) > 5
@@ -69,7 +69,7 @@ def test_a_late_result_counts_in_the_next_round_if_asked() -> None:
     policy.ended(10, a, ok=True, idle=ALL)
     assert policy.timer(policy.opened) == Decision(merge=(10,))
     assert policy.ended(11, b, ok=True, idle=ALL) == Decision()  # the server is still merging
-    policy.merged()
+    policy.merged(1)
     second = policy.open([client for client in ALL if client != b]).invite
     assert finish(policy, second, 20).merge == (11, 20, 21)
 
@@ -79,7 +79,7 @@ def test_an_old_timer_does_not_close_a_new_round() -> None:
     invited = policy.open(ALL).invite
     old = policy.opened
     finish(policy, invited)
-    policy.merged()
+    policy.merged(len(invited))
     policy.open(ALL)
     assert policy.timer(old) == Decision()
 
@@ -97,11 +97,11 @@ def test_stages_go_on_with_those_who_came_through() -> None:
     policy.ended(0, a, ok=True, idle=ALL)
     policy.ended(1, b, ok=False, idle=ALL)
     assert policy.ended(2, c, ok=True, idle=ALL).merge == (0, 2)
-    policy.merged()
+    policy.merged(2)
     assert policy.open(ALL).invite == (a, c)
     assert (policy.round, policy.stage) == (1, 1)
     finish(policy, (a, c), 3)
-    policy.merged()
+    policy.merged(2)
     policy.open(ALL)
     assert (policy.round, policy.stage) == (2, 0)
 
@@ -138,7 +138,24 @@ def test_a_round_of_a_stream_is_as_many_results_as_a_round_would_have() -> None:
         (client,) = policy.open(ALL).invite
         seen.append(policy.round)
         policy.ended(task, client, ok=True, idle=ALL)
+        policy.merged(1)
     assert seen == [1, 1, 1, 2, 2, 2, 3]
+
+
+def test_what_waits_for_the_server_does_not_count_yet() -> None:
+    policy = stream(kind="async")
+    clients = policy.open(ALL).invite
+    assert [policy.ended(task, client, ok=True, idle=[]).merge for task, client in enumerate(clients)] == [
+        (0,),
+        (1,),
+        (2,),
+    ]
+    seen = []
+    for _ in clients:  # a round of three results
+        policy.merged(1)
+        policy.open([])
+        seen.append(policy.round)
+    assert seen == [1, 1, 2]
 
 
 def test_buffered_merges_every_so_many() -> None:
@@ -188,7 +205,7 @@ def test_uniform_selection_cannot_tell_who_is_away() -> None:
         assert any(client in (0, 1, 2) for client in invited)  # a round of the away alone would be no round
         seen |= set(invited)
         finish(policy, invited, task)
-        policy.merged()
+        policy.merged(len(invited))
     assert seen == set(ALL)
 
 
@@ -213,7 +230,7 @@ def test_late_results_are_waited_for_when_all_others_are_away() -> None:
     assert policy.open([0, 1]).invite == (0, 1)
     policy.ended(0, 0, ok=True, idle=[])
     assert policy.timer(policy.opened).merge == (0,)
-    policy.merged()
+    policy.merged(1)
     # the one who is away would fail at once, and the next round too, and all that follow, at the same moment
     assert policy.open([], [0]).invite == ()
     assert policy.ended(1, 1, ok=True, idle=[]) == Decision(merge=(1,))
@@ -239,7 +256,7 @@ def test_a_round_draws_from_one_tier_and_in_time_from_all() -> None:
         assert set(invited) in ({4, 5}, {2, 3}, {0, 1})
         seen |= set(invited)
         finish(policy, invited, task)
-        policy.merged()
+        policy.merged(len(invited))
     assert seen == set(ALL)
     assert set(policy.open([3], [0, 1, 2, 4, 5]).invite) == {3}  # a tier of which nobody is there is not drawn
 

@@ -134,6 +134,17 @@ def test_partial_work_reckons_with_the_trace_of_the_link(go: Start, tmp_path: Pa
     assert query(folder, "SELECT outcome, steps FROM tasks") == [("ok", 4)]
 
 
+def test_a_stream_merges_all_that_its_rounds_ask_for_however_slow_the_server_is(go: Start, tmp_path: Path) -> None:
+    server = tmp_path / "slow.yaml"
+    server.write_text(
+        "title: a slow server\ntrains_on: cpu\ncpu: {description: x, cores: 1, fp32_gflops: 0.00001}\n"
+        "memory: {installed_mib: 1000, visible_mib: 900, available_mib: 800, runtime_mib: 200}\nlink: ethernet_1g\n"
+    )
+    folder = go(f"server.device={server}", "policies=[{kind: async}]")
+    assert query(folder, "SELECT count(*), max(round) FROM rounds") == [(16, 2)]
+    assert query(folder, "SELECT count(*) FROM evaluations WHERE version = 16")[0][0] > 0
+
+
 def stays(folder: Path, *lines: tuple[int, float, float]) -> str:
     path = folder / "stays.tsv"
     path.write_text("".join(f"{client}\t{start}\t{stop}\n" for client, start, stop in lines))
