@@ -223,6 +223,8 @@ class Engine:
             self._notice("step-down", f"{failed}, now {who.client.variant}")
         else:
             self._notice("unfit", f"{failed} and leaves the run")
+            if not self.progress.merging:  # else it is asked for after the merge, which may be the last one
+                self._check_enough()
 
     def _notice(self, kind: str, text: str) -> None:
         row = {"host_s": self._host_s(), "device_s": self.progress.timeline.now_s, "kind": kind, "text": text}
@@ -261,11 +263,19 @@ class Engine:
     def _open(self) -> None:
         p = self.progress
         p.round_start_s, p.round_host_s = p.timeline.now_s, self._host_s()
-        if not any(who.fit for who in self.participants.values()):
-            raise FleetbedError("no client can take part any more: all ran out of memory with the smallest variant")
         decision = p.policy.open(self._idle(), self._away())
         if not self._over():
+            self._check_enough()
             self._carry_out(decision)
+
+    def _check_enough(self) -> None:
+        """End a run in which no merge can come about any more; the timeline may go on for ever."""
+        fit, needed = sum(who.fit for who in self.participants.values()), self.progress.policy.fewest
+        if fit < needed:
+            raise FleetbedError(
+                f"clients that can still take part: {fit}, needed for a merge: {needed}; the others ran out of memory "
+                f"with the smallest variant"
+            )
 
     def _idle(self) -> list[int]:
         """Who can be invited: nobody with a task under way or a result that is not merged yet."""

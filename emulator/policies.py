@@ -48,6 +48,11 @@ class Rounds(Struct, tag="rounds"):
     draws: int = 0
     starved: bool = False  # a round is due, but nobody is there
 
+    @property
+    def fewest(self) -> int:
+        """Of how many clients at least the results make a merge."""
+        return 1
+
     def open(self, idle: Sequence[int], away: Sequence[int] = ()) -> Decision:
         """The next stage for those who came through the last one, or the next round as soon as somebody is there."""
         members = [client for client in self.came if client in idle] if self.stage else []
@@ -131,6 +136,11 @@ class Stream(Struct, tag="stream"):
     draws: int = 0
     busy: list[int] = []
     arrived: list[int] = []
+
+    @property
+    def fewest(self) -> int:
+        """Of how many clients at least the results make a merge: who waits for one is not invited again."""
+        return self.buffer
 
     def open(self, idle: Sequence[int], away: Sequence[int] = ()) -> Decision:
         del away  # clients ask for work themselves, so those who are away are never invited

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -143,6 +144,34 @@ def test_a_stream_merges_all_that_its_rounds_ask_for_however_slow_the_server_is(
     folder = go(f"server.device={server}", "policies=[{kind: async}]")
     assert query(folder, "SELECT count(*), max(round) FROM rounds") == [(16, 2)]
     assert query(folder, "SELECT count(*) FROM evaluations WHERE version = 16")[0][0] > 0
+
+
+def spoil(folder: Path, task: int, outcome: str) -> None:
+    """Have the records of a run say that the process of a task failed: a replay takes that over."""
+    with sqlite3.connect(folder / "run.sqlite") as db:
+        db.execute("UPDATE tasks SET outcome = ?, detail = 'made up' WHERE task = ?", (outcome, task))
+
+
+@pytest.mark.parametrize(("policy", "needed"), [("{kind: buffered, buffer: 8}", 8), ("{kind: sync}", 1)])
+def test_a_run_ends_when_too_few_clients_are_left_for_a_merge(
+    go: Start, tmp_path: Path, policy: str, needed: int
+) -> None:
+    """Clients come and leave for ever, so that the timeline never ends by itself."""
+
+    class EndIt(Watch):
+        left = 500
+
+        def tick(self) -> None:
+            self.left -= 1
+            assert self.left, "it goes on for ever"
+
+    trace = stays(tmp_path, *((client, 0, 999) for client in range(7)), (7, 0, 1000))
+    sets = ("model.assign=[resnet10]", "rounds=1", f"policies=[{policy}]", trace)  # what is assigned never steps down
+    recorded = go(*sets, name="recorded")
+    for task in range(9 - needed):
+        spoil(recorded, task, "oom")
+    with pytest.raises(FleetbedError, match=rf"take part: {needed - 1}, needed for a merge: {needed};"):
+        go(*sets, f"timing={{source: replay, replay: {recorded}}}", name="replayed", watch=EndIt())
 
 
 def stays(folder: Path, *lines: tuple[int, float, float]) -> str:
