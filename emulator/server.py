@@ -118,10 +118,12 @@ class Server:
     # looking at the model
 
     def evaluate(self, finished_round: int) -> None:
-        """Have the state evaluated if this round is one of those after which that is asked for."""
+        """Have the state evaluated if this round, or one that ended with it, is one after which that is asked for."""
         experiment, p = self._experiment, self._progress
-        if finished_round % experiment.evaluation.every == 0 or p.policy.round > experiment.rounds:
-            p.evaluated = Moment(p.version, finished_round, p.timeline.now_s)
+        every = experiment.evaluation.every
+        last = min(max(finished_round, p.policy.round - 1), experiment.rounds)  # a merge may end several of a stream
+        if last // every > (finished_round - 1) // every or p.policy.round > experiment.rounds:
+            p.evaluated = Moment(p.version, last, p.timeline.now_s)
             self._submit_evaluation(p.evaluated)
 
     def evaluate_again(self) -> None:

@@ -146,6 +146,13 @@ def test_a_stream_merges_all_that_its_rounds_ask_for_however_slow_the_server_is(
     assert query(folder, "SELECT count(*) FROM evaluations WHERE version = 16")[0][0] > 0
 
 
+def test_a_merge_that_ends_several_rounds_is_evaluated_as_the_last_of_them(go: Start) -> None:
+    policy = "policies=[{kind: buffered, buffer: 8, concurrency: 8}]"
+    folder = go(policy, "participation.ratio=0.25", "rounds=8", "evaluation.every=3")
+    # eight results are four rounds of two: the third ends with the first merge, the sixth and the last with the second
+    assert query(folder, "SELECT DISTINCT version, round FROM evaluations") == [(0, 0), (1, 4), (2, 8)]
+
+
 def spoil(folder: Path, task: int, outcome: str) -> None:
     """Have the records of a run say that the process of a task failed: a replay takes that over."""
     with sqlite3.connect(folder / "run.sqlite") as db:
