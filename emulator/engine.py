@@ -83,6 +83,7 @@ class Engine:
             raise FleetbedError("nothing is left to wait for: no client can take part any more")
         for task in list(p.tasks.values()):
             self._give_up(task, "the run ended")
+        self._server.evaluate_last()
         self._evaluations.collect(wait=True)
 
     def _take_up(self) -> None:

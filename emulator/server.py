@@ -126,6 +126,15 @@ class Server:
             p.evaluated = Moment(p.version, last, p.timeline.now_s)
             self._submit_evaluation(p.evaluated)
 
+    def evaluate_last(self) -> None:
+        """Have the final state evaluated, whatever ended the run, as of the merge that made it."""
+        p = self._progress
+        if p.evaluated is None or p.evaluated.version != p.version:
+            query = f"SELECT version, round, device_end_s FROM rounds WHERE version = {p.version}"
+            (row,) = self._records.rows(query)
+            p.evaluated = Moment(*row)
+            self._submit_evaluation(p.evaluated)
+
     def evaluate_again(self) -> None:
         """After a checkpoint: what had been asked for of this very version."""
         p = self._progress

@@ -153,6 +153,17 @@ def test_a_merge_that_ends_several_rounds_is_evaluated_as_the_last_of_them(go: S
     assert query(folder, "SELECT DISTINCT version, round FROM evaluations") == [(0, 0), (1, 4), (2, 8)]
 
 
+@pytest.mark.parametrize("policy", ["sync", "async"])
+def test_the_final_state_is_evaluated_when_time_ends_the_run(go: Start, policy: str) -> None:
+    sets = (f"policies=[{{kind: {policy}}}]", "evaluation.every=10")
+    ends = query(go(*sets, name="whole"), "SELECT device_end_s FROM rounds ORDER BY version")
+    limit_s = 1.2 * ends[0][0] if policy == "sync" else ends[10][0]  # in the second round
+    folder = go(*sets, f"device_time_limit_s={limit_s}", name="cut")
+    last = query(folder, "SELECT max(version), round, device_end_s FROM rounds")
+    assert last[0][1] == (1 if policy == "sync" else 2)
+    assert query(folder, "SELECT DISTINCT version, round, device_s FROM evaluations") == [(0, 0, 0.0), *last]
+
+
 def spoil(folder: Path, task: int, outcome: str) -> None:
     """Have the records of a run say that the process of a task failed: a replay takes that over."""
     with sqlite3.connect(folder / "run.sqlite") as db:
