@@ -147,8 +147,7 @@ class Charging(Always, tag="charging", kw_only=True):
     def changed(self, event: Event) -> list[Event]:
         client, now_s = event.client, event.time_s
         if event.task >= 0:  # drained by this task, unless it was plugged in meanwhile
-            if client not in self.plugged:
-                self.level_wh[client], self.known_s[client] = self._low_wh, now_s
+            if client not in self.plugged:  # what it took is told by `worked`, as of every task
                 self._gone(client)
             return []
         self._charge(client, now_s)

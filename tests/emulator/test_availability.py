@@ -125,7 +125,13 @@ def test_a_client_leaves_in_the_middle_of_a_task_that_drains_its_battery() -> No
     (event,) = model.starts(0, 7, 100.0, 6000.0)
     assert event == Event(100.0 + 5400.0, Kind.LEFT, 0, 7)
     assert model.changed(event) == []
-    assert (model.away, model.level_wh[0]) == ([0], 2.0)
+    assert model.away == [0]
+    model.worked(0, event.time_s, 5400.0)  # as the engine tells it of a task that it stops
+    assert model.level_wh[0] == pytest.approx(2.0)
+    # an hour on the charger: 4 Wh above the limit, and not above an empty battery
+    model.changed(Event(9000.0, Kind.CAME, 0))
+    model.worked(0, 9000.0 + 3600.0, 0.0)
+    assert model.level_wh[0] == pytest.approx(6.0)
 
 
 def test_plugged_in_it_goes_on() -> None:
