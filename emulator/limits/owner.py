@@ -13,12 +13,13 @@ import re
 from pathlib import Path
 
 PROC = Path("/proc")
+LONGEST_NAME = 24  # of a run, in the folder's name: the path of a socket in it has at most 107 bytes
 _NAME = re.compile(r"fleetbed-([0-9a-f]{8})-(\d+)-(\d+)\..+")
 
 
 def folder_name(run: str, proc: Path = PROC) -> str:
     pid = os.getpid()
-    safe = re.sub(r"[^\w-]", "_", run) or "run"
+    safe = re.sub(r"[^\w-]", "_", run, flags=re.ASCII)[:LONGEST_NAME] or "run"
     return f"fleetbed-{_boot(proc)}-{pid}-{_start_time(pid, proc)}.{safe}"
 
 
