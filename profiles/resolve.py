@@ -98,11 +98,16 @@ def load_fleet(name: str, search: Search = (), where: str = "") -> Fleet:
 
 
 def load_experiment(name: str, search: Search = (), sets: Sequence[str] = ()) -> Experiment:
-    """The experiment with every `key.path=value` of `sets` applied, then checked as a whole."""
+    """The experiment with every `key.path=value` of `sets` applied, then checked as a whole.
+
+    Paths in a setting are relative to where the command is run, and absolute from here on: a study is gone on with
+    from anywhere.
+    """
     path = find("experiment", name, search)
     tree = _rebased(read_mapping(path), "experiment", path.parent)
     where = str(path) + "".join(f" with --set {shorten(item).strip(QUOTE)}" for item in sets)
-    return decode(apply_settings(tree, sets), Experiment, where)
+    asked = _rebased(apply_settings(tree, sets), "experiment", Path())  # those of the file are absolute by now
+    return decode(asked, Experiment, where)
 
 
 def clients_of(fleet: Fleet, search: Search = (), where: str = "the fleet") -> tuple[ClientSpec, ...]:

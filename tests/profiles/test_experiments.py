@@ -89,7 +89,26 @@ def test_paths_of_an_experiment_are_relative_to_its_file_and_names_stay_names(tm
     assert experiment.data.root == str(tmp_path / "torch")
     assert experiment.data.partition.file == str(tmp_path / "p.json")
     assert experiment.server.device == "jetson-nano"
-    assert load_experiment(str(file), sets=["data.name=other.npz"]).data.name == "other.npz"
+
+
+def test_paths_of_settings_are_relative_to_where_the_command_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And absolute from then on, for a study may be gone on with from elsewhere."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    file = tmp_path / "my.yaml"
+    file.write_text("title: x\nfleet: f.yaml\nalgorithms: [{name: a}]\ndata: {root: torch}\n")
+    sets = ["data.name=own.npz", "timing={source: replay, replay: ../run}", "server.device=jetson-nano"]
+    experiment = load_experiment("../my.yaml", sets=sets)
+    assert experiment.data.name == str(tmp_path / "here" / "own.npz")
+    assert Path(str(experiment.timing.replay)).is_absolute()
+    assert Path(str(experiment.timing.replay)).resolve() == tmp_path / "run"
+    assert experiment.server.device == "jetson-nano"
+    assert (Path(experiment.fleet).resolve(), Path(str(experiment.data.root)).resolve()) == (
+        tmp_path / "f.yaml",
+        tmp_path / "torch",
+    )
 
 
 def test_an_experiment_of_ones_own_is_found_by_name(tmp_path: Path) -> None:
