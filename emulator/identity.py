@@ -19,8 +19,9 @@ def versions() -> dict[str, str]:
 
 
 def profiles(layout: Layout) -> dict[str, str]:
-    """A digest of what the configuration only names: devices, links, traces, who has which samples."""
+    """A digest of what the configuration only names: devices, links, traces, the data, who has which samples."""
     parts: dict[str, Any] = {"server": [layout.server, layout.server_link], "partition": layout.split.to_json()}
+    parts["data"] = layout.folder.name  # it tells the state of the files and the settings that made it
     parts["traces"] = [layout.presence, layout.rates]
     parts |= {f"client {spec.name} {spec.kind}": [spec.device, spec.link] for spec in layout.specs}
     return {name: hashlib.blake2b(msgspec.json.encode(part), digest_size=6).hexdigest() for name, part in parts.items()}

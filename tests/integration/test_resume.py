@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
+import numpy as np
 import pytest
 from same_runs import results, traces_of, workers_in
 from small_runs import TINIER as TINY
@@ -254,6 +255,21 @@ def test_another_device_is_refused_and_named(tmp_path: Path) -> None:
         start_study(experiment, tmp_path / "s", search=(folder.parent,), command="", watch=StopAfter(30))
     device.write_text(device.read_text().replace("fp32_gflops: 2", "fp32_gflops: 3"))
     with pytest.raises(BadInput, match=r"profiles these differ: server "):
+        resume_study(tmp_path / "s", Watch())
+
+
+def test_other_data_is_refused_and_named(tmp_path: Path) -> None:
+    def write(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        x = rng.integers(0, 255, (240, 16, 16), dtype=np.uint8)
+        y = np.arange(240) % 10
+        np.savez(tmp_path / "own.npz", x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
+
+    write(1)
+    with pytest.raises(Stopped):
+        study(tmp_path / "s", f"data.name={tmp_path / 'own.npz'}", "processes=inline", watch=StopAfter(30))
+    write(2)  # with the labels as they were, so that everybody has the same samples by number
+    with pytest.raises(BadInput, match=r"profiles these differ: data \("):
         resume_study(tmp_path / "s", Watch())
 
 
