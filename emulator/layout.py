@@ -105,6 +105,11 @@ def check_method(config: RunConfig, method: Algorithm) -> None:
         raise BadInput(
             f"policies: {name} goes through {len(needs.stages)} stages a round, so {kind} has no rounds for it"
         )
+    if len(needs.stages) > 1 and kind == "deadline" and config.policy.late == "next-round":
+        raise BadInput(
+            f"policies: {name} goes through {len(needs.stages)} stages a round, and a late result may be of another "
+            f"stage than what it would be merged with: set late to drop"
+        )
     public = method.context.public
     if needs.public_samples and (public is None or len(public) < needs.public_samples):
         found = 0 if public is None else len(public)
