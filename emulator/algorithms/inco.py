@@ -109,6 +109,9 @@ class Method(Algorithm):
     def work(self, state: Bundle, client: Client, stage: str) -> Work:
         return self.base.work(state, client, stage)
 
+    def heaviest(self, state: Bundle, client: Client) -> Work:
+        return self.base.heaviest(state, client)
+
     def client(self, job: Job, stage: str) -> Reply:
         return self.base.client(job, stage)
 

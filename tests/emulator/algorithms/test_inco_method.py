@@ -208,6 +208,8 @@ def test_it_adds_no_byte_and_leaves_the_client_alone(base: str) -> None:
     client = bed.context.clients[1]
     state = plain.state
     assert bed.method("inco", base=base).work(state, client, "train") == bed.method(base).work(state, client, "train")
+    first = bed.method(base).setup()  # FedIN's later tasks are heavier than those of the first round
+    assert bed.method("inco", base=base).heaviest(first, client) == bed.method(base).heaviest(first, client)
 
 
 def test_where_there_is_nothing_to_cross_it_is_its_base() -> None:
