@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -64,7 +64,9 @@ class Context:
     seed: int
     spec: InputSpec
     family: Family
-    clients: tuple[Client, ...]  # those that take part in the run at all; numbers may have gaps
+    clients: tuple[
+        Client, ...
+    ]  # that take part in the run at all, on the server as they are now; numbers may have gaps
     training: Training
     rounds: int
     public: PublicData | None = None
@@ -167,6 +169,10 @@ class Algorithm(ABC):
 
     def check(self) -> None:  # noqa: B027 - most methods have nothing to check
         """Raise BadInput where parameters, family and data do not go together."""
+
+    def reassign(self, clients: Sequence[Client]) -> None:
+        """From now on these are the clients: one that ran out of memory goes on with a smaller variant."""
+        self.context = replace(self.context, clients=tuple(clients))
 
     @abstractmethod
     def setup(self) -> Bundle:

@@ -221,6 +221,7 @@ class Engine:
                 f"which tries it out first"
             )
         if who.step_down(self._method.context.family.variants):
+            self._method.reassign([each.client for each in self.participants.values()])
             self._notice("step-down", f"{failed}, now {who.client.variant}")
         else:
             self._notice("unfit", f"{failed} and leaves the run")

@@ -100,6 +100,10 @@ class Method(Algorithm):
                 metrics[f"beta_positive/{title}"] = float((crossed.beta > 0).float().mean())
         return metrics
 
+    def reassign(self, clients: Sequence[Client]) -> None:
+        super().reassign(clients)
+        self.base.reassign(clients)
+
     def setup(self) -> Bundle:
         return self.base.setup()
 

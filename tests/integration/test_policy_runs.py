@@ -12,6 +12,7 @@ from same_runs import results
 from small_runs import TINIER, query
 
 from fleetbed.emulator.algorithms import names
+from fleetbed.emulator.storage import load_bundle
 from fleetbed.emulator.study import resume_study, start_study
 from fleetbed.emulator.watch import Watch
 from fleetbed.profiles.errors import BadInput, FleetbedError
@@ -201,6 +202,22 @@ def test_a_run_ends_when_too_few_clients_are_left_for_a_merge(
         spoil(recorded, task, "oom")
     with pytest.raises(FleetbedError, match=rf"take part: {needed - 1}, needed for a merge: {needed};"):
         go(*sets, f"timing={{source: replay, replay: {recorded}}}", name="replayed", watch=EndIt())
+
+
+def test_the_model_of_a_client_that_steps_down_is_evaluated_and_stored_as_what_it_is(go: Start) -> None:
+    sets = (f"algorithms=[{ALGORITHMS['fedhe']}]",)
+    recorded = go(*sets, name="recorded")
+    ((task, client),) = query(
+        recorded, "SELECT task, client FROM tasks WHERE round = 1 AND variant = 'resnet14' ORDER BY task LIMIT 1"
+    )
+    spoil(recorded, task, "oom")
+    folder = go(*sets, f"timing={{source: replay, replay: {recorded}}}", name="replayed")
+    mine = f"FROM evaluations WHERE client = {client} ORDER BY version"
+    assert query(folder, f"SELECT variant {mine}") == [("resnet14",), ("resnet10",), ("resnet10",)]
+    stored = load_bundle(folder / "models" / f"client-{client:03d}.safetensors")
+    assert stored.values["variant"] == "resnet10"
+    (kept,) = (folder / "state" / f"client-{client:03d}").glob("task-*")
+    assert stored.tensors.keys() == load_bundle(kept).under("model/").keys()
 
 
 def stays(folder: Path, *lines: tuple[int, float, float]) -> str:

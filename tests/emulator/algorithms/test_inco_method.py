@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fleetbed.emulator.algorithm import Arrival
+from fleetbed.emulator.algorithm import Arrival, Client
 from fleetbed.emulator.algorithms.inco import Params, cross_layer
 from fleetbed.emulator.bundle import Bundle
 from fleetbed.models.base import InputSpec
@@ -215,6 +215,13 @@ def test_it_adds_no_byte_and_leaves_the_client_alone(base: str) -> None:
 def test_where_there_is_nothing_to_cross_it_is_its_base() -> None:
     bed = resnet_bed("resnet10", "resnet10")
     assert same(run(bed, bed.method("inco"), 2).state, run(bed, bed.method("heteroavg"), 2).state)
+
+
+def test_a_client_that_steps_down_does_so_in_the_base_too() -> None:
+    inco = resnet_bed("resnet26", "resnet26").method("inco")
+    state = inco.setup()
+    inco.reassign([Client(0, "resnet26", 4), Client(1, "resnet22", 4)])
+    assert [target.variant for target in inco.targets(state)] == ["resnet22", "resnet26"]
 
 
 def test_the_parameters_of_the_base_reach_it() -> None:
