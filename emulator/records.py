@@ -131,8 +131,8 @@ class Records:
 
     def write(self, tables: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:
         """Write rows of several tables in one transaction: all or nothing."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
+        with self._db:  # commits, or rolls back whatever interrupts it: Ctrl-C may come right after the first word
+            self._db.execute("BEGIN IMMEDIATE")
             for table, rows in tables.items():
                 for row in rows:
                     columns = ", ".join(row)
@@ -140,10 +140,6 @@ class Records:
                     self._db.execute(
                         f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({marks})", tuple(row.values())
                     )
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         return self._db.execute(query).fetchall()
@@ -151,14 +147,14 @@ class Records:
     def rewind(self, version: int, next_task: int, under_way: Iterable[int], device_s: float) -> None:
         """Take back what was written after a checkpoint: it will happen again, its own evaluation too."""
         again = [(task,) for task in under_way]
-        self._db.execute("BEGIN IMMEDIATE")
-        self._db.execute("DELETE FROM rounds WHERE version > ?", (version,))
-        self._db.execute("DELETE FROM metrics WHERE version > ?", (version,))
-        self._db.execute("DELETE FROM evaluations WHERE version >= ?", (version,))
-        self._db.execute("DELETE FROM notices WHERE device_s > ?", (device_s,))
-        self._db.execute("DELETE FROM tasks WHERE task >= ?", (next_task,))
-        self._db.executemany("DELETE FROM tasks WHERE task = ?", again)
-        self._db.execute("COMMIT")
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("DELETE FROM rounds WHERE version > ?", (version,))
+            self._db.execute("DELETE FROM metrics WHERE version > ?", (version,))
+            self._db.execute("DELETE FROM evaluations WHERE version >= ?", (version,))
+            self._db.execute("DELETE FROM notices WHERE device_s > ?", (device_s,))
+            self._db.execute("DELETE FROM tasks WHERE task >= ?", (next_task,))
+            self._db.executemany("DELETE FROM tasks WHERE task = ?", again)
 
     def close(self) -> None:
         self._db.close()
