@@ -63,10 +63,12 @@ def prepare_fresh(layout: Layout, fleet: Fleet, watch: Watch) -> Fresh:
         calibration = load_or_measure()
     recording = _recording(layout)
     planner, references = _planner(layout, fleet, calibration, recording)
-    choices = fit(layout, lambda device, variant, work: planner.plan(device, variant, work, 0).total_s)
-    if recording is not None:
+    if recording is None:
+        choices = fit(layout, lambda device, variant, work: planner.plan(device, variant, work, 0).total_s)
+    else:  # it was chosen then, by plans; what was measured may be longer than a budget allows
+        choices = fit(layout, lambda *_: 0.0)
         choices = {number: replace(choices[number], variant=v) for number, v in recording.variants.items()}
-    elif source != "modelled":
+    if source in ("enforced", "calibrated"):
         choices = try_out(layout, choices, fleet)
     variants = {number: choice.variant for number, choice in choices.items() if choice.variant is not None}
     watch.say(_summary(variants, len(choices)))

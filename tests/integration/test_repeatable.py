@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,6 +114,17 @@ def test_an_enforced_run_is_replayed_with_its_merges_and_device_times(go: Start,
     assert query(replayed, columns) == query(enforced, columns)
     assert query(replayed, ROUNDS) == query(enforced, ROUNDS)
     assert weights(replayed) == weights(enforced)
+
+
+def test_a_replay_takes_the_variants_that_were_chosen_whatever_was_measured(go: Start) -> None:
+    sets = ("processes=inline", "rounds=1", "budgets.round_s=5", "budgets.all_must_fit=true")
+    first = go("first", *sets)
+    with sqlite3.connect(first / "run.sqlite") as db:
+        db.execute("UPDATE tasks SET measured_s = 7 WHERE task = 0")  # as by a host that was busy
+    replayed = go("replayed", *sets, f"timing={{source: replay, replay: {first}}}")
+    variants = "SELECT client, variant FROM clients ORDER BY client"
+    assert query(replayed, variants) == query(first, variants)
+    assert query(replayed, "SELECT plan_s FROM tasks WHERE task = 0") == [(7,)]
 
 
 def test_a_replay_of_another_configuration_is_refused_and_what_differs_is_named(go: Start) -> None:
