@@ -31,6 +31,7 @@ class Dispatcher:
         self._method = prepared.method
         self._planner = prepared.planner
         self._dilation = prepared.dilation
+        self._recorded = None if prepared.recording is None else prepared.recording.flops
         self._executor = executor
         self._progress = progress
 
@@ -123,15 +124,26 @@ class Dispatcher:
         return task
 
     def _plan(self, who: Participant, work: Work, size_bytes: int) -> tuple[Plan, int | None]:
-        """The plan, and how many steps it allows where the policy asks for partial work.
-
-        The steps are those that fit the deadline by plan, at least one, if the answer is as large as the question.
-        """
+        """The plan, and how many steps it allows where the policy asks for partial work."""
         device, variant, number = who.spec.device, who.client.variant, self._progress.next_task
         plan = self._planner.plan(device, variant, work, number)
         deadline_s = self._policy.deadline_s
         if not (self._policy.partial and deadline_s and plan.step_s):
             return plan, None
+        if self._recorded is None:
+            steps = self._steps_in_time(who, work, plan, size_bytes, deadline_s)
+        else:  # as many as then: durations say nothing of the steps that did not fit
+
+            def flops_of(steps: int) -> float:
+                return self._planner.plan(device, variant, replace(work, steps=steps), number).flops
+
+            steps = 1 + bisect_left(range(1, work.steps), self._recorded[number], key=flops_of)
+        if steps >= work.steps:
+            return plan, None
+        return self._planner.plan(device, variant, replace(work, steps=steps), number), steps
+
+    def _steps_in_time(self, who: Participant, work: Work, plan: Plan, size_bytes: int, deadline_s: float) -> int:
+        """The steps that fit the deadline by plan, at least one, if the answer is as large as the question."""
         now_s = self._progress.timeline.now_s
         beside_s = plan.total_s - work.steps * plan.step_s + self._transfer_s(who, size_bytes, now_s, up=False)
 
@@ -139,13 +151,8 @@ class Dispatcher:
             compute_end_s = beside_s + steps * plan.step_s
             return compute_end_s + self._transfer_s(who, size_bytes, now_s + compute_end_s, up=True) > deadline_s
 
-        steps = bisect_left(
-            range(1, work.steps + 1), True, key=is_late
-        )  # who begins to upload later is not done sooner
-        if steps >= work.steps:
-            return plan, None
-        steps = max(1, steps)
-        return self._planner.plan(device, variant, replace(work, steps=steps), number), steps
+        # who begins to upload later is not done sooner
+        return max(1, bisect_left(range(1, work.steps + 1), True, key=is_late))
 
     def _transfer_s(self, who: Participant, size_bytes: int, start_s: float, *, up: bool) -> float:
         """How long a transfer takes that is alone, over the client's link as its trace will have it."""

@@ -21,6 +21,7 @@ FailureKind = Literal["oom", "crash", "hang"]
 class Recording(Struct, frozen=True):
     variants: dict[int, str | None]
     compute_s: dict[int, float]  # device seconds of the compute phase by task
+    flops: dict[int, float]  # of the work declared: tells to how many steps a task was cut
     failed: dict[int, tuple[FailureKind, str]]  # tasks whose process failed: the outcome and its detail
 
 
@@ -35,6 +36,7 @@ def read_recording(folder: Path, config: RunConfig) -> Recording:
             variants = dict(db.execute("SELECT client, variant FROM clients"))
             # as the engine made it: the plan, or what was measured where that was longer
             compute_s = dict(db.execute("SELECT task, max(plan_s, coalesce(measured_s, 0)) FROM tasks"))
+            flops = dict(db.execute("SELECT task, flops FROM tasks"))
             failed = {
                 task: (outcome, detail)
                 for task, outcome, detail in db.execute(
@@ -46,7 +48,7 @@ def read_recording(folder: Path, config: RunConfig) -> Recording:
     differing = _differences(msgspec.json.decode(stored, type=RunConfig), config)
     if differing:
         raise BadInput(f"timing.replay: {folder} is of another configuration, different are: {', '.join(differing)}")
-    return Recording(variants, compute_s, failed)
+    return Recording(variants, compute_s, flops, failed)
 
 
 def _differences(recorded: RunConfig, asked: RunConfig) -> list[str]:

@@ -116,6 +116,22 @@ def test_an_enforced_run_is_replayed_with_its_merges_and_device_times(go: Start,
     assert weights(replayed) == weights(enforced)
 
 
+def test_a_replay_cuts_tasks_to_the_steps_that_fitted_the_deadline(go: Start, tmp_path: Path) -> None:
+    fleet = tmp_path / "two.yaml"
+    fleet.write_text(
+        "title: a fast one and a slow one\nmembers:\n"
+        "  - {device: raspberry-pi-4b-4gb, count: 1, override: {cpu.fp32_gflops: 0.02}}\n"
+        "  - {device: raspberry-pi-4b-4gb, count: 1, override: {cpu.fp32_gflops: 0.005}}\n"
+    )
+    sets = ("processes=inline", f"fleet={fleet}", "participation.ratio=1", "training.max_steps=8", "rounds=1")
+    whole = go("whole", *sets)
+    ((end_s, plan_s),) = query(whole, "SELECT uploaded_s, plan_s FROM tasks WHERE client = 1")
+    cut = (*sets, f"policies=[{{kind: deadline, deadline_s: {end_s - 0.45 * plan_s}, partial: true}}]")
+    first = go("first", *cut)
+    assert query(first, "SELECT steps FROM tasks ORDER BY client") == [(8,), (4,)]
+    assert results(go("replayed", *cut, f"timing={{source: replay, replay: {first}}}")) == results(first)
+
+
 def test_a_replay_takes_the_variants_that_were_chosen_whatever_was_measured(go: Start) -> None:
     sets = ("processes=inline", "rounds=1", "budgets.round_s=5", "budgets.all_must_fit=true")
     first = go("first", *sets)
