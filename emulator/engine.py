@@ -11,8 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from msgspec import structs
-
 from fleetbed.emulator import wire
 from fleetbed.emulator.dispatch import Dispatcher
 from fleetbed.emulator.evaluation import Evaluations
@@ -152,15 +150,13 @@ class Engine:
 
     def _computed(self, task: Task) -> None:
         outcome = self._outcomes.get(task.number) or self.executor.wait(task.number)
-        if task.number in self._failed:  # in the run that is replayed
-            kind, detail = self._failed[task.number]
-            outcome = structs.replace(outcome, kind=kind, detail=detail)
+        kind, detail = self._failed.get(task.number, (outcome.kind, outcome.detail))  # in the run that is replayed
         task.host_start_s = self._since_start(outcome.host_start_s)
         task.host_end_s = self._since_start(outcome.host_end_s)
         now_s = self.progress.timeline.now_s
-        if outcome.kind != "ok":
+        if kind != "ok":
             self._stop_computing(task)
-            self._end(task, outcome.kind, outcome.detail)
+            self._end(task, kind, detail)
             return
         assert isinstance(outcome.answer, Trained)
         if self._dilation is not None and task.compute_start_s is not None:

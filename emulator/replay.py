@@ -15,7 +15,7 @@ from fleetbed.emulator.identity import differences
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import RunConfig, TimingChoice
 
-FailureKind = Literal["oom", "crash", "hang"]
+FailureKind = Literal["oom", "crash", "hang", "refused"]
 
 
 class Recording(Struct, frozen=True):
@@ -40,7 +40,8 @@ def read_recording(folder: Path, config: RunConfig) -> Recording:
             failed = {
                 task: (outcome, detail)
                 for task, outcome, detail in db.execute(
-                    "SELECT task, outcome, detail FROM tasks WHERE outcome IN ('oom', 'crash', 'hang')"
+                    "SELECT task, outcome, detail FROM tasks WHERE outcome IN ('oom', 'crash', 'hang') "
+                    "OR (outcome = 'refused' AND bytes_up IS NULL)"  # rubbish; what is not finite comes about again
                 )
             }
     except (sqlite3.DatabaseError, TypeError) as error:
