@@ -150,6 +150,12 @@ class Engine:
 
     def _computed(self, task: Task) -> None:
         outcome = self._outcomes.get(task.number) or self.executor.wait(task.number)
+        if outcome.kind == "host":
+            name = self.participants[task.client].spec.name
+            raise FleetbedError(
+                f"this host could not carry out task {task.number} of client {name}: {outcome.detail}; mend that and "
+                f"go on with --resume, nothing that was merged is lost"
+            )
         kind, detail = self._failed.get(task.number, (outcome.kind, outcome.detail))  # in the run that is replayed
         task.host_start_s = self._since_start(outcome.host_start_s)
         task.host_end_s = self._since_start(outcome.host_end_s)

@@ -12,6 +12,7 @@ from fleetbed.emulator.messages import (
     Evaluate,
     Evaluated,
     Failed,
+    Failure,
     Measure,
     Measured,
     Train,
@@ -43,7 +44,7 @@ class Order(Struct, frozen=True, kw_only=True):
 class Outcome(Struct, frozen=True, kw_only=True):
     """How an order ended. Times are host seconds on the monotonic clock."""
 
-    kind: Literal["ok", "oom", "crash", "hang"]
+    kind: Literal["ok", "hang"] | Failure
     detail: str = ""
     answer: Trained | Evaluated | Measured | None = None
     frames: list[wire.Buffer] = []

@@ -115,9 +115,12 @@ class Measured(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_field
     seconds: float
 
 
+Failure = Literal["oom", "crash", "host"]  # host: no fault of the client's, this machine cannot go on
+
+
 class Failed(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     task: int
-    kind: Literal["oom", "crash"]
+    kind: Failure
     detail: str
 
 

@@ -13,6 +13,7 @@ from fleetbed.emulator.limits import Group
 from fleetbed.emulator.messages import (
     Evaluate,
     Failed,
+    Failure,
     Hello,
     Measure,
     Train,
@@ -20,6 +21,7 @@ from fleetbed.emulator.messages import (
     to_worker,
 )
 from fleetbed.emulator.pacing import Pacer
+from fleetbed.emulator.storage import Damaged
 from fleetbed.emulator.workplace import Workplace
 
 #: what torch says when an allocation fails under RLIMIT_DATA, where the kernel does not kill
@@ -65,12 +67,16 @@ def answer(
         if isinstance(order, Evaluate):
             return [wire.control(workplace.evaluate(order, wire.unpack(shelf.fetch(shared, order.ticket, frames))))]
         return [wire.control(workplace.measure(order))]
-    except MemoryError as error:
-        return [wire.control(Failed(task=order.task, kind="oom", detail=str(error) or "MemoryError"))]
     except Exception as error:  # noqa: BLE001 - recorded as the task's outcome by the broker
-        oom = any(text in str(error) for text in OUT_OF_MEMORY)
-        detail = f"{type(error).__name__}: {error}"
-        return [wire.control(Failed(task=order.task, kind="oom" if oom else "crash", detail=detail))]
+        detail = f"{type(error).__name__}: {error}".removesuffix(": ")  # where there is nothing to add
+        return [wire.control(Failed(task=order.task, kind=_kind(error), detail=detail))]
+
+
+def _kind(error: Exception) -> Failure:
+    if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
+        return "oom"
+    # the files that a client keeps are the host's: a full disk is nothing that its device did
+    return "host" if isinstance(error, (OSError, Damaged)) else "crash"
 
 
 def _train(workplace: Workplace, order: Train, frames: Frames, group: Group | None, shared: int) -> Frames:

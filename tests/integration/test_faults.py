@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from collections import Counter
@@ -13,7 +14,8 @@ from fault_harness import Saboteur, can_squeeze
 from same_runs import results, workers_in
 from small_runs import TINIER, query
 
-from fleetbed.emulator import dispatch
+from fleetbed.emulator import dispatch, storage, workplace
+from fleetbed.emulator.bundle import Bundle
 from fleetbed.emulator.calibration import Calibration, HostRate, Store, host_fingerprint
 from fleetbed.emulator.study import resume_study, start_study
 from fleetbed.emulator.watch import Watch
@@ -99,6 +101,25 @@ def test_a_full_disk_is_a_sentence_and_the_run_goes_on_when_there_is_room(
         go(*sets, folder=folder)
     small_disk(50_000)
     (resumed,) = resume_study(folder, Watch())
+    assert results(resumed) == whole
+
+
+def test_a_host_that_cannot_write_what_a_client_keeps_ends_the_run_and_it_goes_on(
+    go: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = ("processes=inline", "algorithms=[{name: fedhe, params: {batch: 4}}]", "evaluation.every=2")
+    whole = results(go(*sets, folder=tmp_path / "whole"))
+
+    def save_bundle(path: Path, bundle: Bundle) -> None:
+        if path.stem == "task-00000009":  # of the second round
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        storage.save_bundle(path, bundle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workplace, "save_bundle", save_bundle)
+        with pytest.raises(FleetbedError, match=r"task 9 of client 00\d: OSError.* No space left .*--resume"):
+            go(*sets)
+    (resumed,) = resume_study(tmp_path / "s", Watch())
     assert results(resumed) == whole
 
 
