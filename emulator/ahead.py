@@ -16,6 +16,8 @@ from fleetbed.emulator.calibration import THREAD_VARIABLES
 
 #: one compute thread for every client; OpenBLAS starts its threads at import, so these must stand before exec
 ONE_THREAD = dict.fromkeys(THREAD_VARIABLES, "1")
+#: malloc is to keep nothing back of what is freed: a heap can end only where nothing lies above
+TUNABLES = "glibc.malloc.tcache_count=0"
 #: imports leave no garbage, and looking for it takes a fifth of their time
 ZYGOTE = "import gc; gc.disable(); from fleetbed.emulator.zygote import main; main()"
 
@@ -32,7 +34,7 @@ class ZygoteProcess:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", ZYGOTE, str(theirs.fileno()), str(self.shelf)],
-                env={**os.environ, **ONE_THREAD},
+                env={**os.environ, **ONE_THREAD, "GLIBC_TUNABLES": _tunables()},
                 pass_fds=[theirs.fileno(), self.shelf],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -49,6 +51,11 @@ class ZygoteProcess:
         """End one that was told nothing, without waiting for its imports."""
         self._process.kill()
         self.close()
+
+
+def _tunables() -> str:
+    """Those of the user, and ours."""
+    return ":".join(filter(None, (os.environ.get("GLIBC_TUNABLES"), TUNABLES)))
 
 
 _spare: list[ZygoteProcess] = []

@@ -15,6 +15,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from fleetbed.emulator import wire
+from fleetbed.emulator.bench import Benches
 from fleetbed.emulator.crew import Crew, Worker
 from fleetbed.emulator.executor import Order, Outcome, outcome_of
 from fleetbed.emulator.launcher import Launcher
@@ -59,6 +60,7 @@ class Broker:
         self._speakers: dict[bytes, Worker] = {}  # by identity: those who are alive, nobody else is listened to
         self._look_s = 0.0  # when the clock is looked at next
         self._shelf = Shelf(launcher.shelf)
+        self._benches: Benches | None = None
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.linger = 0
@@ -82,6 +84,11 @@ class Broker:
         """Wait until the zygote has nothing left to configure, and so leaves the host alone."""
         while self._configuring:
             self._on_zygote()
+
+    def furnish(self, benches: int, size: int) -> None:
+        """Have so many benches of this size made, for clients at full speed."""
+        if size:
+            self._benches = Benches(self._launcher.shelf, benches, size)
 
     def enlist(self, name: str, title: str, plan: LimitPlan) -> None:
         """Make a worker known; its process starts with its first order, or by `start`."""
@@ -121,6 +128,8 @@ class Broker:
             self._kill(worker)
 
     def close(self) -> None:
+        if self._benches is not None:
+            self._benches.close()
         self._launcher.close()
         self._router.disable_monitor()
         self._monitor.close(linger=0)
@@ -157,6 +166,10 @@ class Broker:
         header, frames = worker.order.header, worker.order.frames
         if isinstance(header, Train):
             worker.room = self._shelf.room_after(worker.places)
+            if self._benches is not None:
+                worker.bench = self._benches.lend(worker.plan.lent_bytes)
+                if worker.bench is not None:
+                    header = msgspec.structs.replace(header, bench=worker.bench.place)
         if worker.places or worker.room is not None:
             assert not isinstance(header, Measure)  # for it has no tensors
             header = msgspec.structs.replace(header, ticket=ticket(frames, worker.places, worker.room))
@@ -237,7 +250,7 @@ class Broker:
             whole = self._shelf.answer(outcome.frames, outcome.answer.places, worker.room)
             outcome = msgspec.structs.replace(outcome, frames=whole)
         self._crew.free(worker)
-        worker.room = None
+        worker.room = worker.bench = None
         worker.leaving = self._one_task and not worker.is_service
         self.outcomes[order.task] = outcome
 
@@ -272,7 +285,7 @@ class Broker:
         self._drain_router()
         exit_, worker.exit = worker.exit, None
         assert exit_ is not None
-        worker.alive, worker.leaving, worker.socket, worker.room = False, False, None, None
+        worker.alive, worker.leaving, worker.socket, worker.room, worker.bench = False, False, None, None, None
         self._speakers.pop(worker.identity, None)
         if exit_.oom:
             self._end(worker, "oom", "killed by the kernel at its memory cap")

@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from fleetbed.emulator.bench import Bench
 from fleetbed.emulator.executor import SERVICE, Order
 from fleetbed.emulator.limits.plan import LimitPlan
 from fleetbed.emulator.messages import Exited
@@ -34,6 +35,7 @@ class Worker:
     load: int = 0  # of that order
     places: list[Space] = field(default_factory=list)  # of what it was sent
     room: Space | None = None  # for its answer; it may write there until it has answered or ended
+    bench: Bench | None = None  # where it trains, until it has answered or ended
     sent_s: float | None = None
 
     @property

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
-from fleetbed.emulator.algorithm import Client
+from fleetbed.emulator.algorithm import Algorithm, Client
+from fleetbed.emulator.bundle import Bundle
 from fleetbed.emulator.layout import Layout
 from fleetbed.models.choose import Choice, choose
 from fleetbed.models.cost import cost
@@ -75,6 +76,20 @@ def _take(layout: Layout, variant: str, work: Callable[[str], Work]) -> Choice:
     everyone = layout.config.algorithm.variant is not None
     reason = "the experiment gives every client this variant" if everyone else "the experiment assigns it"
     return Choice(variant=variant, cost=predicted, reason=reason)
+
+
+def needs(layout: Layout, method: Algorithm, state: Bundle, clients: Iterable[Client]) -> dict[int, int]:
+    """How much memory the heaviest task of each client is predicted to need; `state` is the first one."""
+    optimizer = layout.config.experiment.training.optimizer
+    found: dict[tuple[str, bytes], int] = {}
+    needed = {}
+    for client in clients:
+        work = method.heaviest(state, client)
+        key = (client.variant, msgspec.json.encode(work))
+        if key not in found:
+            found[key] = cost(layout.family, client.variant, layout.dataset.spec, work, optimizer).memory_bytes
+        needed[client.number] = found[key]
+    return needed
 
 
 class Trial(Protocol):

@@ -9,11 +9,10 @@ from typing import Any
 import msgspec
 import torch
 
-from fleetbed.emulator import host, pacing
+from fleetbed.emulator import heap, host, pacing
 from fleetbed.emulator.algorithm import Client
 from fleetbed.emulator.broker import Broker
 from fleetbed.emulator.executor import SERVICE, Executor, InlineExecutor, Order
-from fleetbed.emulator.forks import keep_heap
 from fleetbed.emulator.launcher import Launcher
 from fleetbed.emulator.layout import Layout
 from fleetbed.emulator.limits.plan import Cap, GpuPlan, LimitPlan
@@ -39,7 +38,7 @@ class Fleet:
         # As in a client's process: other thread counts give other bits. And threads of the broker's own would spin for
         # the cores that the clients train on.
         torch.set_num_threads(1)
-        keep_heap()
+        heap.keep()
         if self._mode == "inline":
             self.executor = self._inline = InlineExecutor(Workplace.open(setup))
             return
@@ -85,6 +84,8 @@ class Fleet:
             self._inline.workplace = Workplace.open(setup)
             return
         self._broker.configure(str(self._folder / "setup.json"))
+        if not self._paced:
+            self._broker.furnish(host.cores(), max(who.lent_bytes for who in participants.values()))
         for who in participants.values():
             title = f"fleetbed: client {who.spec.name} {who.spec.kind}"
             self._broker.enlist(who.worker, title, self._plan(who))
@@ -117,6 +118,7 @@ class Fleet:
         return LimitPlan(
             who.worker,
             memory_bytes=who.cap_bytes if who.capped else None,
+            lent_bytes=who.lent_bytes,
             cpu_cores=pacing.ceiling_cores(who.share) if self._paced else None,
             gpu=gpu,
         )

@@ -48,6 +48,7 @@ class Train(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=T
     pace_step_s: float = 0.0
     pace_total_s: float = 0.0
     ticket: Ticket | None = None
+    bench: tuple[Size, Size] | None = None  # offset and size, where it may train in lent memory
 
 
 class Evaluate(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):

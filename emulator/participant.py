@@ -17,6 +17,7 @@ class Participant:
     capped: bool = True  # False: a variant was forced on it that need not fit
     fit: bool = True  # False: it ran out of memory with the smallest variant and takes no part any more
     share: float = 1.0  # of a host core, while its task runs
+    lent_bytes: int = 0  # of its cap, what is lent to it while it trains
     kept: str | None = None  # the committed file of what it keeps
 
     def step_down(self, variants: Sequence[str]) -> bool:

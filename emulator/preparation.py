@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from fleetbed.emulator import pacing
+from fleetbed.emulator import bench, pacing
 from fleetbed.emulator.algorithm import Algorithm, Client
 from fleetbed.emulator.bundle import Bundle
 from fleetbed.emulator.calibration import Calibration, Store, load_or_measure
-from fleetbed.emulator.fitting import MIB, client_rows, fit, try_out
+from fleetbed.emulator.fitting import MIB, client_rows, fit, needs, try_out
 from fleetbed.emulator.fleet import Fleet
 from fleetbed.emulator.layout import Layout
 from fleetbed.emulator.participant import Participant
@@ -78,6 +78,7 @@ def prepare_fresh(layout: Layout, fleet: Fleet, watch: Watch) -> Fresh:
     participants = make_participants(layout, variants, planner, dilation)
     method = layout.method([who.client for who in participants.values()])
     state = method.setup()
+    _lend(layout, method, state, participants)
     if references is not None:
         # now, alone on the host, rather than when the first task needs them
         watch.say("looking up the reference times of the models in use, or measuring them")
@@ -109,10 +110,12 @@ def prepare_again(
     recording = _recording(layout)
     planner, _ = _planner(layout, fleet, calibration, recording)
     participants = make_participants(layout, variants, planner, dilation)
+    method = layout.method([who.client for who in participants.values()])
+    _lend(layout, method, method.setup(), participants)
     return Prepared(
         participants=participants,
         planner=planner,
-        method=layout.method([who.client for who in participants.values()]),
+        method=method,
         dilation=dilation,
         calibration=calibration,
         recording=recording,
@@ -135,6 +138,17 @@ def make_participants(
             share=1.0 if dilation is None or slowdown is None else pacing.share(slowdown, dilation),
         )
     return found
+
+
+def _lend(layout: Layout, method: Algorithm, state: Bundle, participants: dict[int, Participant]) -> None:
+    """Decide who trains in lent memory: whoever is not paced and has a cap far above what it needs."""
+    experiment = layout.config.experiment
+    if experiment.timing.source == "enforced" or experiment.processes == "inline":
+        return
+    needed = needs(layout, method, state, [who.client for who in participants.values()])
+    for number, who in participants.items():
+        if who.spec.device.trains_on == "cpu":
+            who.lent_bytes = bench.size_for(needed[number], who.cap_bytes if who.capped else None)
 
 
 def _planner(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 
-import torch
 import zmq
 
-from fleetbed.emulator import shelf, wire
-from fleetbed.emulator.forks import let_go
+from fleetbed.emulator import heap, shelf, wire
+from fleetbed.emulator.bench import Seat
+from fleetbed.emulator.forks import one_thread
 from fleetbed.emulator.limits import Group
 from fleetbed.emulator.messages import (
     Evaluate,
@@ -35,26 +36,43 @@ def serve(workplace: Workplace, identity: str, address: str, shared: int, group:
 
     `shared` is the file descriptor of the shelf.
     """
-    torch.set_num_threads(1)
+    one_thread()
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.identity = identity.encode()
     socket.linger = -1
     wire.tune(socket)
     socket.connect(address)
+    seat = Seat(shared)
     socket.send_multipart([wire.control(Hello(tuple(group.caps())))])
     while True:
         frames = wire.receive(socket)
         order = wire.parse_control(to_worker, frames[0])
-        said = answer(workplace, order, frames[1:], group, shared)
-        del frames
-        wire.send(socket, said)
-        del said
-        let_go()
+        place = order.bench if isinstance(order, Train) else None
+        if place is None:
+            wire.send(socket, answer(workplace, order, frames[1:], group, shared))
+            del frames
+            heap.let_go()
+        else:
+            with seat.at(place):
+                said = _outside(answer(workplace, order, frames[1:], group, shared))
+            wire.send(socket, said)
+            del frames, said
         if one_task:
             break
     socket.close()
     context.term()
+
+
+def _outside(frames: Frames) -> Frames:
+    """These in memory of their own, outside the heap, which is to end below them."""
+    block = memoryview(mmap.mmap(-1, wire.size_of(frames)))
+    parts, start = [], 0
+    for frame in frames:
+        parts.append(block[start : start + len(frame)])
+        parts[-1][:] = memoryview(frame)
+        start += len(frame)
+    return parts
 
 
 def answer(

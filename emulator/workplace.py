@@ -18,6 +18,7 @@ from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.bundle import Bundle
 from fleetbed.emulator.context import make_context
 from fleetbed.emulator.data import Dataset, Split, open_dataset
+from fleetbed.emulator.forks import one_thread
 from fleetbed.emulator.job import LocalJob, StepPacer, loaded_model
 from fleetbed.emulator.messages import Evaluate, Evaluated, Measure, Measured, Setup, Train
 from fleetbed.emulator.optimizers import make_optimizer
@@ -59,7 +60,7 @@ class Workplace:
 
         While nobody has chosen a model yet it is the smallest that makes the step.
         """
-        torch.set_num_threads(1)
+        one_thread()
         self.dataset.touch()
         for variant in self.context.variants or self.context.family.variants[:1]:
             self.rehearse(variant)

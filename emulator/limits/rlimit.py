@@ -17,8 +17,8 @@ _RESET_PEAK = "5"
 class RlimitMemory:
     """The limit is what the client was forked with plus its cap; beyond it allocation fails and raises.
 
-    The peak is the growth of resident memory since the fork, less the growth of file pages (libraries that
-    the client touched first). Inherited pages that the client wrote to are not seen by it.
+    The peak is the growth of resident memory since the fork, less the growth of file pages (libraries that the client
+    touched first) and what it shares with others. Inherited pages that the client wrote to are not seen by it.
     """
 
     def __init__(self, limit_bytes: int | None, why: str) -> None:
@@ -35,7 +35,7 @@ class RlimitMemory:
         return Cap("memory", "enforced", BACKEND, self._limit, self._got, "bytes", f"{NOTE}; {self._why}")
 
     def enter(self) -> None:
-        status = _read_status()
+        status = read_status()
         self._resident, self._file, self._anon = status["VmRSS"], status["RssFile"], status["RssAnon"]
         if self._limit is not None:
             limit = status["VmData"] + with_headroom(self._limit)
@@ -44,11 +44,12 @@ class RlimitMemory:
         self.reset_peak()
 
     def peak_bytes(self) -> int:
-        status = _read_status()
-        return max(0, status["VmHWM"] - self._resident - max(0, status["RssFile"] - self._file))
+        status = read_status()
+        beside = max(0, status["RssFile"] - self._file) + status["RssShmem"]
+        return max(0, status["VmHWM"] - self._resident - beside)
 
     def anon_bytes(self) -> int:
-        return max(0, _read_status()["RssAnon"] - self._anon)
+        return max(0, read_status()["RssAnon"] - self._anon)
 
     def reset_peak(self) -> bool:
         _CLEAR_REFS.write_text(_RESET_PEAK)
@@ -58,7 +59,7 @@ class RlimitMemory:
         return 0  # nobody is killed: allocation raises in the client
 
 
-def _read_status() -> dict[str, int]:
+def read_status() -> dict[str, int]:
     """The memory figures of /proc/self/status, in bytes."""
     figures = {}
     for line in _STATUS.read_text().splitlines():

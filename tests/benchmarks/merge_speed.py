@@ -18,11 +18,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from fleetbed.emulator import wire
+from fleetbed.emulator import heap, wire
 from fleetbed.emulator.algorithm import Algorithm, Arrival, Client, Context
 from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.bundle import Bundle
-from fleetbed.emulator.forks import keep_heap
 from fleetbed.models.base import InputSpec
 from fleetbed.models.families import family
 from fleetbed.profiles.experiment import AlgorithmChoice, Optimizer, Training
@@ -102,7 +101,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=7)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    keep_heap()
+    heap.keep()
     head = ["updates", "values", "merge s", "reading once s", "copying s", "of reading", "of copying"]
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
     for name, (method, family_name, variants) in CASES.items():

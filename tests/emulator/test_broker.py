@@ -128,22 +128,28 @@ def test_rubbish_costs_its_sender_the_task(bed: Bed, rubbish: bytes) -> None:
     assert "it sent rubbish" in outcome.detail
 
 
-def test_room_is_not_given_to_another_before_its_worker_has_ended(tmp_path: Path) -> None:
-    """A cancelled worker may still be writing its answer."""
+def test_room_and_bench_are_not_given_to_another_before_their_worker_has_ended(tmp_path: Path) -> None:
+    """A cancelled worker may still be training, or writing its answer."""
     zygote = PlayedZygote(tmp_path)
     broker = Broker(zygote, capacity=2.0, one_task=False)  # type: ignore[arg-type]
     header = Train(task=1, client=1, variant="v", stage="train", kept=None)
-    broker.enlist("client-001", "title", LimitPlan("client-001"))
+    broker.enlist("client-001", "title", LimitPlan("client-001", lent_bytes=4 << 20))
+    broker.furnish(1, 4 << 20)
+    assert broker._benches is not None
+    broker._benches._thread.join()
     broker.submit(Order(header=header, worker="client-001", frames=wire.pack(Bundle({"w": torch.zeros(100_000)}))))
     worker = broker._crew.workers["client-001"]
     worker.greeted = True
     broker._send(worker)  # to nobody: its connection has gone, or is yet to come
     assert worker.room is not None
+    assert worker.bench is not None
     offset = worker.room.offset
     broker.cancel(1)
+    assert broker._benches.lend(4 << 20) is None
     taken = [broker._shelf.take(400_000) for _ in range(3)]
     assert offset not in {space.offset for space in taken}
     worker.exit = exited(-9, ordered=True)
     broker._settle(worker)
     assert broker._shelf.take(400_000).offset == offset
+    assert broker._benches.lend(4 << 20) is not None
     broker.close()

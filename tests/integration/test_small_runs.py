@@ -13,6 +13,7 @@ import psutil
 import pytest
 from small_runs import query
 
+from fleetbed.emulator import bench
 from fleetbed.emulator.broker import Broker
 from fleetbed.emulator.engine import Engine
 from fleetbed.emulator.evaluation import Evaluations
@@ -91,6 +92,21 @@ def test_every_mode_gives_the_same_results_and_leaves_nothing_behind(start: Star
     for name, bundle in models[0].items():
         for other in models[1:]:
             assert all(t.equal(other[name].tensors[key]) for key, t in bundle.tensors.items())
+
+
+def test_clients_with_memory_to_spare_train_in_lent_memory_and_nothing_else_differs(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lent = start("rounds=3", name="lent")
+    monkeypatch.setattr(bench, "size_for", lambda *_: 0)
+    own = start("rounds=3", name="own")
+    said = "SELECT count(*) FROM caps WHERE knob = 'memory' AND note LIKE '%are lent%'"
+    assert (query(lent, said), query(own, said)) == ([(8,)], [(0,)])
+    for sql in (REPEATABLE, EVALUATIONS):
+        assert query(lent, sql) == query(own, sql)
+    peaks = [dict(query(folder, "SELECT task, peak_bytes FROM tasks")) for folder in (lent, own)]
+    assert all(peaks[0][task] < 1.3 * peak + (4 << 20) for task, peak in peaks[1].items())
+    assert all(peaks[0][task] > 0.7 * peak for task, peak in peaks[1].items())
 
 
 def test_what_a_run_records(start: Start) -> None:

@@ -1,0 +1,170 @@
+"""Benches: memory that stays warm, lent to whoever is at work at full speed, one bench for each core.
+
+A client gives its memory back after each task, so every task would begin with pages that are new to its process: a
+third of a short one is spent on them. A bench is shared memory in large pages that the kernel has handed out long ago.
+A client whose cap is far above its needs has its heap grow into one, trains there, and leaves it before it answers.
+What is lent is taken off the limit that the kernel holds it to, so that both together are never more than its cap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+
+from fleetbed.emulator import heap
+from fleetbed.emulator.heap import LIBC
+
+LIBC.mmap.restype = ctypes.c_void_p
+LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+MAP_FIXED, MADV_HUGEPAGE, MADV_COLLAPSE = 0x10, 14, 25
+READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+LARGE_PAGE = 2 << 20
+SMALL_PIECE = 64 << 10
+LEEWAY = 32 << 20  # the heap may begin higher than when a client sat down first
+#: a heap has holes, so it needs more room than there is in it
+SLACK = 1.25
+
+Place = tuple[int, int]  # offset in the shared memory, and size
+
+
+def size_for(needed_bytes: int, cap_bytes: int | None) -> int:
+    """How much is lent to a client that is predicted to need so much; nothing if its cap is not far above that."""
+    size = _whole_pages(int(needed_bytes * SLACK))
+    return size if cap_bytes is None or needed_bytes + size <= cap_bytes else 0
+
+
+class Bench:
+    """A bench that is lent, until nobody refers to it any more."""
+
+    def __init__(self, benches: Benches, number: int, place: Place) -> None:
+        self._benches = benches
+        self._number = number
+        self.place = place
+
+    def __del__(self) -> None:
+        self._benches.free.append(self._number)
+
+
+class Benches:
+    """The broker's side: so many benches of this size, behind what else there is in the shared memory.
+
+    A thread furnishes them while the clients start, so that the memory is charged to nobody's cap; who comes before it
+    is done gets what there is.
+    """
+
+    def __init__(self, fd: int, count: int, size: int) -> None:
+        self._fd = fd
+        self._size = size
+        self._first = _whole_pages(os.fstat(fd).st_size)
+        os.ftruncate(fd, self._first + count * size)
+        self.free = list(range(count))
+        self._furnished = [0] * count
+        self._closing = False
+        self._thread = threading.Thread(target=self._furnish, name="furnisher", daemon=True)
+        self._thread.start()
+
+    def lend(self, most: int) -> Bench | None:
+        """A free bench, or as much of it as this."""
+        if not (self.free and most):
+            return None
+        number = self.free.pop()
+        size = min(most, self._furnished[number])
+        bench = Bench(self, number, (self._first + number * self._size, size))
+        return bench if size else None
+
+    def close(self) -> None:
+        self._closing = True
+        self._thread.join()
+
+    def _furnish(self) -> None:
+        """Page by page, each bench in turn; large pages need addresses that are multiples of their size."""
+        reserved = mmap.mmap(-1, 2 * LARGE_PAGE)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(reserved))
+        window = _whole_pages(start)
+        for done in range(0, self._size, LARGE_PAGE):
+            for number in range(len(self._furnished)):
+                if self._closing:
+                    return
+                offset = self._first + number * self._size + done
+                _map(window, LARGE_PAGE, mmap.MAP_SHARED, self._fd, offset)
+                os.pwrite(self._fd, b"\0", offset)  # where there is nothing at all, nothing can be made one page
+                if LIBC.madvise(window, LARGE_PAGE, MADV_COLLAPSE) != 0:  # no large page, or an old kernel
+                    try:
+                        os.posix_fallocate(self._fd, offset, LARGE_PAGE)
+                    except OSError:  # no memory is left: what there is can be lent
+                        return
+                self._furnished[number] = done + LARGE_PAGE
+
+
+class Seat:
+    """A client's side: where in its heap a bench is put, whichever it is lent."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._start: int | None = None
+
+    @contextlib.contextmanager
+    def at(self, place: Place) -> Iterator[None]:
+        """Within this the heap lies on the bench. What is still alive afterwards has become the client's own memory."""
+        parts = self._sit_down(place)
+        try:
+            yield
+        finally:
+            self._get_up(place, parts)
+
+    def _sit_down(self, place: Place) -> list[heap.Piece]:
+        """Put the bench wherever nothing is alive; gives where that is."""
+        offset, size = place
+        heap.keep_all()
+        end = None if self._start is None else self._start + size + LEEWAY
+        parts = []
+        with heap.claimed(size + LARGE_PAGE, 2 * LARGE_PAGE, end) as pieces:
+            for address, length in pieces:
+                if self._start is None:
+                    self._start = _whole_pages(address)
+                first = max(self._start, _whole_pages(address))
+                last = min(self._start + size, (address + length) // LARGE_PAGE * LARGE_PAGE)
+                if last > first:
+                    _map(first, last - first, mmap.MAP_SHARED, self._fd, offset + first - self._start)
+                    # NumPy asks for that for its own large arrays, which would break large pages at their ends
+                    LIBC.madvise(first, last - first, MADV_HUGEPAGE)
+                    parts.append((first, last - first))
+        return parts
+
+    def _get_up(self, place: Place, parts: list[heap.Piece]) -> None:
+        heap.let_go()  # most often the heap ends below the bench by now, and the kernel has taken it off
+        end = heap.top()
+        left = [(first, min(length, end - first)) for first, length in parts if first < end]
+        if not left:
+            return
+        assert self._start is not None
+        with heap.claimed(max(length for _, length in left), SMALL_PIECE, end) as free:
+            for first, length in left:
+                # the same content, and whatever is written to becomes the client's own: so write to all that is in use
+                _map(first, length, mmap.MAP_PRIVATE, self._fd, place[0] + first - self._start)
+                pages = np.frombuffer(memoryview((ctypes.c_ubyte * length).from_address(first)), np.uint8)
+                in_use = np.ones(length // mmap.PAGESIZE, bool)
+                for address, size in free:
+                    inner = slice(
+                        *((at - first) // mmap.PAGESIZE for at in (address + mmap.PAGESIZE - 1, address + size))
+                    )
+                    in_use[max(0, inner.start) : max(0, inner.stop)] = False
+                pages[:: mmap.PAGESIZE][in_use] |= 0
+
+
+def _map(address: int, size: int, flags: int, fd: int, offset: int) -> None:
+    if LIBC.mmap(address, size, READ_WRITE, flags | MAP_FIXED, fd, offset) != address:
+        raise OSError(ctypes.get_errno(), f"a bench cannot be mapped: {os.strerror(ctypes.get_errno())}")
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // LARGE_PAGE) * LARGE_PAGE

@@ -1,0 +1,94 @@
+"""The heap of a process: where what is allocated comes to lie, and that what is over is given back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fleetbed.emulator import heap
+from fleetbed.emulator.forks import run_in_fork
+
+PIECE, LARGE = 100 << 10, 1 << 20
+
+
+def make_holes(count: int) -> tuple[list[int], list[int]]:
+    """Holes below what lives on, and what keeps them apart."""
+    heap.keep()  # so that large pieces come from the heap too
+    pieces = [(heap.LIBC.malloc(PIECE), heap.LIBC.malloc(PIECE)) for _ in range(count)]
+    for hole, _ in pieces:
+        heap.LIBC.free(hole)
+    return [hole for hole, _ in pieces], [wall for _, wall in pieces]
+
+
+def test_what_is_allocated_lies_in_a_hole_first() -> None:
+    """What the next test is about, or it would show nothing."""
+
+    def work() -> None:
+        _, walls = make_holes(100)
+        assert heap.LIBC.malloc(PIECE // 2) < max(walls)
+
+    run_in_fork(work)
+
+
+def test_filled_holes_are_out_of_use() -> None:
+    def work() -> None:
+        _, walls = make_holes(100)
+        heap.fill_holes()
+        assert all(heap.LIBC.malloc(size) > max(walls) for size in (heap.HOLE_BYTES[0], PIECE, LARGE))
+
+    run_in_fork(work)
+
+
+def test_what_is_claimed_is_all_that_is_free() -> None:
+    def work() -> None:
+        holes, walls = make_holes(100)
+        with heap.claimed(LARGE, PIECE // 2, heap.top()) as pieces:
+            taken = [any(address <= hole < address + size for address, size in pieces) for hole in holes]
+            assert sum(taken) >= 95
+            assert not any(address <= wall < address + size for address, size in pieces for wall in walls)
+            ours = {address for address, _ in pieces}
+            assert heap.LIBC.malloc(PIECE // 2) not in ours
+        assert heap.LIBC.malloc(PIECE // 2) < max(walls)
+
+    run_in_fork(work)
+
+
+def test_where_there_is_no_end_the_heap_grows() -> None:
+    def work() -> None:
+        heap.keep_all()
+        before = heap.top()
+        with heap.claimed(100 * LARGE, LARGE) as pieces:
+            ((address, size),) = pieces
+            assert size == 100 * LARGE
+            assert before - LARGE < address
+            assert heap.top() >= address + size
+
+    run_in_fork(work)
+
+
+def test_what_is_over_is_given_back() -> None:
+    def work() -> None:
+        heap.keep()
+        heap.fill_holes()
+        before = heap.top()
+        tensors = [np.ones(LARGE, np.uint8) for _ in range(50)]
+        assert heap.top() > before + 40 * LARGE
+        tensors.clear()
+        heap.let_go()
+        assert heap.top() < before + LARGE
+
+    run_in_fork(work)
+
+
+def test_what_numpy_keeps_back_does_not_hold_the_heap_up() -> None:
+    def work() -> None:
+        heap.keep()
+        heap.fill_holes()
+        before = heap.top()
+        below = np.ones(40 * LARGE, np.uint8)
+        small = [np.ones((2,) * 3, np.uint8) for _ in range(5000)]  # they lie above
+        del below
+        small.clear()
+        heap.let_go()
+        assert heap.top() < before + LARGE
+
+    run_in_fork(work)
