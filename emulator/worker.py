@@ -104,7 +104,9 @@ def _train(workplace: Workplace, order: Train, frames: Frames, group: Group | No
         workplace.rehearse(order.variant)
     if group is not None:
         group.reset_peak()
-    message = wire.unpack(shelf.fetch(shared, order.ticket, frames))
+    # who trains in lent memory need not be charged for what it has received: all that it shares counts as its own
+    received = shelf.fetch if order.bench is None else shelf.look_at
+    message = wire.unpack(received(shared, order.ticket, frames))
     throttled_before = group.usage().throttled_s if group is not None else None
     cpu_before, start = time.process_time(), time.monotonic()
     pacer = Pacer(order.pace_step_s) if order.pace_total_s else None

@@ -6,7 +6,7 @@ import gc
 import mmap
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import pytest
@@ -15,7 +15,7 @@ import torch
 from fleetbed.emulator import wire
 from fleetbed.emulator.bundle import Bundle
 from fleetbed.emulator.messages import Ticket
-from fleetbed.emulator.shelf import Shelf, Space, fetch, hand_in, ticket
+from fleetbed.emulator.shelf import Shelf, Space, fetch, hand_in, look_at, ticket
 
 WEIGHTS = Bundle({"a": torch.randn(400, 400), "b": torch.randn(70_001), "small": torch.arange(5)}, {"round": 3})
 
@@ -48,14 +48,17 @@ def send(shelf: Shelf, frames: list[wire.Buffer]) -> tuple[Ticket, list[Space], 
     return ticket(frames, places, room), places, room
 
 
-def test_a_worker_reads_what_the_broker_laid_down(shelf: Shelf, fd: int) -> None:
+@pytest.mark.parametrize("receive", [fetch, look_at])
+def test_a_worker_reads_what_the_broker_laid_down(
+    shelf: Shelf, fd: int, receive: Callable[..., list[wire.Buffer]]
+) -> None:
     frames = wire.pack(WEIGHTS)
     order, places, _ = send(shelf, frames)
     assert len(places) == 2
-    found = wire.unpack(fetch(fd, order, frames[:1]))
+    found = wire.unpack(receive(fd, order, frames[:1]))
     assert same(found, WEIGHTS)
     found.tensors["a"].zero_()  # memory of its own
-    assert same(wire.unpack(fetch(fd, order, frames[:1])), WEIGHTS)
+    assert same(wire.unpack(receive(fd, order, frames[:1])), WEIGHTS)
 
 
 def test_what_many_are_sent_lies_there_once(shelf: Shelf) -> None:
