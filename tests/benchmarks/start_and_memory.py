@@ -35,7 +35,7 @@ class Figures(NamedTuple):
 def measure(asked: Asked) -> Figures:
     with tempfile.TemporaryDirectory() as name:
         run = Running(asked, Path(name))
-        look = asked.rounds - 2
+        look = asked.rounds // 2
         run.wait_for_round(look)
         fresh, trained = idle_uss(run)
         everybody = []
@@ -56,15 +56,15 @@ def measure(asked: Asked) -> Figures:
 def idle_uss(run: Running) -> tuple[list[float], list[float]]:
     """MiB of the clients that wait, before their first task and after it."""
     clients = run.clients()
+    numbers = [int(title(process).split()[2]) for process in clients]
     before = {process.pid: cpu_s(process.pid) for process in clients}
     time.sleep(IDLE_S)
     with run.records() as db:
         have_trained = {client for (client,) in db.execute("SELECT client FROM tasks")}
     found: tuple[list[float], list[float]] = ([], [])
-    for process in clients:
+    for number, process in zip(numbers, clients, strict=True):
         with contextlib.suppress(OSError):
             if cpu_s(process.pid) - before[process.pid] < IDLE_S / 100:
-                number = int(title(process).split()[2])
                 found[number in have_trained].append(smaps(process.pid)["Uss"] / MIB)
     return found
 
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--part", type=int, help="how many take part in a round; a tenth of the fleet unless given")
     parser.add_argument("--processes", choices=["resident", "on-demand"], default="resident")
     parser.add_argument("--source", choices=["calibrated", "modelled"], default="calibrated")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=30, help="enough to look at the clients meanwhile")
     parser.add_argument("--repetitions", type=int, default=3)
     arguments = parser.parse_args()
     about = {"processes": arguments.processes, "source": arguments.source, "rounds": arguments.rounds}
