@@ -6,6 +6,7 @@ keep. Results are not in it: tasks in flight are carried out again, which under 
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -60,6 +61,7 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "state"
         self._run = folder
+        self._spare = self._folder / ".spare.part"  # an old one, whose room the next one takes
         self._named_before: set[str] | None = None
 
     def save(self, progress: Progress, participants: dict[int, Participant], host_s: float) -> None:
@@ -93,10 +95,14 @@ class Checkpoints:
             sent={number: pack(bundle) for number, bundle in progress.sent.items()},
         )
         text = msgspec.json.encode(stored).decode()
-        save_bundle(self._path(progress.version), Bundle(pool, {"progress": text}))
+        save_bundle(self._path(progress.version), Bundle(pool, {"progress": text}), over=self._spare)
         for version in self._versions()[:-KEEP]:
-            self._path(version).unlink()
+            os.replace(self._path(version), self._spare)
         self._drop_unused(stored)
+
+    def close(self) -> None:
+        """There will be no next one."""
+        self._spare.unlink(missing_ok=True)
 
     def found(self) -> bool:
         """Whether there is any, whole or not."""

@@ -159,6 +159,7 @@ class _Run:
             engine.run()
         finally:
             self._watch.stop()
+            self._checkpoints.close()
         for target in method.targets(engine.progress.state):
             kept = participants[target.client].kept if target.client is not None else None
             own = None if kept is None else load_bundle(self._folder / kept)

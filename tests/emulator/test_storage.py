@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 from fleetbed.emulator.bundle import Bundle
@@ -71,3 +72,36 @@ def test_not_finite_is_found_by_name() -> None:
     assert Bundle({"c": torch.tensor([float("inf"), -float("inf")])}).first_not_finite() == "c"
     # a sum that overflows is not a value that is not finite
     assert Bundle({"d": torch.full((4,), 3e38)}).first_not_finite() is None
+
+
+def test_a_file_that_nobody_needs_is_written_over(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    save_bundle(old, Bundle({"a": torch.arange(5000.0)}))
+    inode = old.stat().st_ino
+    save_bundle(new, Bundle({"b": torch.arange(10.0)}), over=old)
+    assert not old.exists()
+    assert new.stat().st_ino == inode
+    assert load_bundle(new).tensors["b"].tolist() == list(range(10))
+    save_bundle(old, Bundle({}), over=tmp_path / "none")
+    assert load_bundle(old) == Bundle({})
+
+
+def test_other_programs_read_it_too(tmp_path: Path) -> None:
+    tensors = {
+        str(dtype): torch.arange(7).to(dtype) for dtype in (torch.float16, torch.float64, torch.uint8, torch.bool)
+    }
+    save_bundle(tmp_path / "b", Bundle({**tensors, "empty": torch.zeros(0, 3)}))
+    found = safetensors.torch.load_file(tmp_path / "b")
+    assert found.pop("empty").shape == (0, 3)
+    assert all(found[name].equal(tensor) for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("at", [0, 5000, 4096 * 3 - 1, 4096 * 3 + 5])
+def test_every_byte_counts(tmp_path: Path, at: int) -> None:
+    path = tmp_path / "b"
+    save_bundle(path, Bundle({"a": torch.zeros(4096 * 3 + 9, dtype=torch.uint8)}))
+    content = bytearray(path.read_bytes())
+    content[len(content) - 4096 * 3 - 9 + at] = 1
+    path.write_bytes(content)
+    with pytest.raises(Damaged, match="checksum"):
+        load_bundle(path)

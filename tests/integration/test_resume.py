@@ -37,8 +37,8 @@ KEEPING = ("rounds=3", "algorithms=[{name: fedhe}]", "participation.ratio=0.5")
 #: `fleetbed run` that kills itself: while it handles the nth event, or with the nth checkpoint half written
 DOOMED = """
 import os, signal, sys
-import safetensors.torch
 from fleetbed.cli.main import main
+from fleetbed.emulator import storage
 from fleetbed.emulator.engine import Engine
 
 moment, left = sys.argv.pop(1), int(sys.argv.pop(1))
@@ -53,9 +53,9 @@ def handle(self, event, real=Engine._handle):
         die()
     real(self, event)
 
-def save_file(tensors, path, metadata, real=safetensors.torch.save_file):
+def write(path, content, real=storage._write):
     global left
-    real(tensors, path, metadata)
+    real(path, content)
     if "checkpoint" in str(path):
         left -= 1
         if left == 0:
@@ -65,7 +65,7 @@ def save_file(tensors, path, metadata, real=safetensors.torch.save_file):
 if moment == "event":
     Engine._handle = handle
 else:
-    safetensors.torch.save_file = save_file
+    storage._write = write
 main()
 """
 
