@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fleetbed.emulator import heap
+from fleetbed.emulator import heap, host
 from fleetbed.emulator.heap import LIBC
 
 LIBC.mmap.restype = ctypes.c_void_p
@@ -30,6 +30,7 @@ READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 LARGE_PAGE = 2 << 20
 SMALL_PIECE = 64 << 10
 LEEWAY = 32 << 20  # the heap may begin higher than when a client sat down first
+MOST_OF_HOST = 4  # benches take at most this part of the memory that is free: a quarter
 #: a heap has holes, so it needs more room than there is in it
 SLACK = 1.25
 
@@ -40,6 +41,11 @@ def size_for(needed_bytes: int, cap_bytes: int | None) -> int:
     """How much is lent to a client that is predicted to need so much; nothing if its cap is not far above that."""
     size = _whole_pages(int(needed_bytes * SLACK))
     return size if cap_bytes is None or needed_bytes + size <= cap_bytes else 0
+
+
+def count_for(size: int, clients: int) -> int:
+    """How many benches of this size there are to be: one for each core, as far as they are used and leave room."""
+    return min(host.cores(), clients, host.available_bytes() // MOST_OF_HOST // size) if size else 0
 
 
 class Bench:

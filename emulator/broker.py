@@ -87,7 +87,7 @@ class Broker:
 
     def furnish(self, benches: int, size: int) -> None:
         """Have so many benches of this size made, for clients at full speed."""
-        if size:
+        if benches:
             self._benches = Benches(self._launcher.shelf, benches, size)
 
     def enlist(self, name: str, title: str, plan: LimitPlan) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import torch
 
-from fleetbed.emulator import heap, host, pacing
+from fleetbed.emulator import bench, heap, host, pacing
 from fleetbed.emulator.algorithm import Client
 from fleetbed.emulator.broker import Broker
 from fleetbed.emulator.executor import SERVICE, Executor, InlineExecutor, Order
@@ -84,8 +84,8 @@ class Fleet:
             self._inline.workplace = Workplace.open(setup)
             return
         self._broker.configure(str(self._folder / "setup.json"))
-        if not self._paced:
-            self._broker.furnish(host.cores(), max(who.lent_bytes for who in participants.values()))
+        largest = max(who.lent_bytes for who in participants.values())
+        self._broker.furnish(bench.count_for(largest, len(participants)), largest)
         for who in participants.values():
             title = f"fleetbed: client {who.spec.name} {who.spec.kind}"
             self._broker.enlist(who.worker, title, self._plan(who))

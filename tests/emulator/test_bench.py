@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fleetbed.emulator import ahead, bench, heap
+from fleetbed.emulator import ahead, bench, heap, host
 from fleetbed.emulator.forks import one_thread, run_in_fork
 from fleetbed.emulator.memory_meter import Case, workplace
 from fleetbed.emulator.messages import Train
@@ -59,6 +59,16 @@ def shared_bytes() -> int:
 )
 def test_who_has_memory_to_spare_is_lent_some(needed: int, cap: int | None, size: int) -> None:
     assert bench.size_for(needed * MIB, None if cap is None else cap * MIB) == size * MIB
+
+
+def test_there_is_a_bench_for_each_core_unless_that_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "cores", lambda: 4)
+    monkeypatch.setattr(host, "available_bytes", lambda: 1000 * MIB)
+    assert bench.count_for(10 * MIB, clients=100) == 4
+    assert bench.count_for(10 * MIB, clients=3) == 3
+    assert bench.count_for(100 * MIB, clients=100) == 2
+    assert bench.count_for(300 * MIB, clients=100) == 0
+    assert bench.count_for(0, clients=100) == 0
 
 
 def test_the_memory_is_there_before_it_is_lent(memory: int, benches: bench.Benches) -> None:
@@ -111,7 +121,7 @@ def test_tensors_lie_on_the_bench_and_nowhere_else_afterwards(memory: int, bench
             tensors = [torch.full((MIB,), 7, dtype=torch.uint8) for _ in range(20)]
             assert shared_bytes() >= 18 * MIB
             del tensors
-        assert shared_bytes() == 0
+        assert shared_bytes() < MIB  # the kernel counts in steps
 
     in_fork(work)
     offset, size = lent.place
