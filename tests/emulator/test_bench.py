@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import torch
 
 from fleetbed.emulator import ahead, bench, heap, host
 from fleetbed.emulator.forks import one_thread, run_in_fork
+from fleetbed.emulator.limits.rlimit import read_status
 from fleetbed.emulator.memory_meter import Case, workplace
 from fleetbed.emulator.messages import Train
 from fleetbed.models.base import InputSpec
@@ -179,6 +181,26 @@ def test_what_stays_alive_is_its_owner_s(memory: int, benches: bench.Benches) ->
         with seat.at(lent.place):  # and again
             assert int(torch.ones(8 * MIB, dtype=torch.uint8).sum()) == 8 * MIB
         assert torch.equal(kept, torch.arange(2 * MIB, dtype=torch.int32))
+
+    in_fork(work)
+
+
+@pytest.mark.parametrize("room", [2 * SIZE, SIZE // 2, MIB])
+def test_a_limit_on_what_the_process_has_leaves_as_much_of_the_bench_as_it_can(
+    memory: int, benches: bench.Benches, room: int
+) -> None:
+    """Without cgroups: the heap may grow by so much before the bench is put where it grew."""
+    lent = benches.lend(SIZE)
+    assert lent is not None
+
+    def work() -> None:
+        heap.fill_holes()
+        limit = read_status()["VmData"] + room
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        with bench.Seat(memory).at(lent.place):
+            tensors = [torch.ones(MIB // 16) for _ in range(max(2, room // MIB))]
+            assert all(int(tensor.sum()) == MIB // 16 for tensor in tensors)
+            del tensors
 
     in_fork(work)
 
