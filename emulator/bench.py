@@ -147,7 +147,8 @@ class Seat:
         return parts
 
     def _get_up(self, place: Place, parts: list[heap.Piece]) -> None:
-        heap.let_go()  # most often the heap ends below the bench by now, and the kernel has taken it off
+        # most often the heap ends below the bench after this, and the kernel has taken it off
+        heap.let_go(small_blocks=True)
         end = heap.top()
         left = [(first, min(length, end - first)) for first, length in parts if first < end]
         if not left:
