@@ -62,6 +62,7 @@ class Checkpoints:
         self._folder = folder / "state"
         self._run = folder
         self._spare = self._folder / ".spare.part"  # an old one, whose room the next one takes
+        self._ours: set[int] = set()  # the versions that were written by this very object
         self._named_before: set[str] | None = None
 
     def save(self, progress: Progress, participants: dict[int, Participant], host_s: float) -> None:
@@ -96,8 +97,13 @@ class Checkpoints:
         )
         text = msgspec.json.encode(stored).decode()
         save_bundle(self._path(progress.version), Bundle(pool, {"progress": text}), over=self._spare)
+        self._ours.add(progress.version)
         for version in self._versions()[:-KEEP]:
-            os.replace(self._path(version), self._spare)
+            if version in self._ours:
+                self._ours.remove(version)
+                os.replace(self._path(version), self._spare)
+            else:  # tensors that were read from it still lie in it
+                self._path(version).unlink()
         self._drop_unused(stored)
 
     def close(self) -> None:

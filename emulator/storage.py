@@ -38,7 +38,8 @@ class Damaged(FleetbedError):
 def write_atomically(path: Path, write: Callable[[Path], object], over: Path | None = None) -> None:
     """Write beside the place and move it there, so that a reader finds the old file or the new one, never a part.
 
-    `over` is a file that nobody needs any more, whose room on the disk and in memory the new one may take.
+    `over` is a file that nobody needs any more, nor what was read from it, which may still lie in it: its room on the
+    disk and in memory is the new one's.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
