@@ -22,7 +22,6 @@ from fleetbed.emulator.heap import LIBC
 
 LIBC.mmap.restype = ctypes.c_void_p
 LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 MAP_FIXED, MADV_HUGEPAGE, MADV_COLLAPSE = 0x10, 14, 25
