@@ -64,9 +64,8 @@ class Context:
     seed: int
     spec: InputSpec
     family: Family
-    clients: tuple[
-        Client, ...
-    ]  # that take part in the run at all, on the server as they are now; numbers may have gaps
+    #: those that take part in the run at all, on the server as they are now; numbers may have gaps
+    clients: tuple[Client, ...]
     training: Training
     rounds: int
     public: PublicData | None = None

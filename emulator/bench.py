@@ -29,7 +29,7 @@ READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 LARGE_PAGE = 2 << 20
 SMALL_PIECE = 64 << 10
 LEEWAY = 32 << 20  # the heap may begin higher than when a client sat down first
-MOST_OF_HOST = 4  # benches take at most this part of the memory that is free: a quarter
+HOST_PARTS = 4  # benches take at most one of so many parts of the memory that is free
 #: a heap has holes, so it needs more room than there is in it
 SLACK = 1.25
 
@@ -44,7 +44,7 @@ def size_for(needed_bytes: int, cap_bytes: int | None) -> int:
 
 def count_for(size: int, clients: int) -> int:
     """How many benches of this size there are to be: one for each core, as far as they are used and leave room."""
-    return min(host.cores(), clients, host.available_bytes() // MOST_OF_HOST // size) if size else 0
+    return min(host.cores(), clients, host.available_bytes() // HOST_PARTS // size) if size else 0
 
 
 class Bench:
@@ -157,14 +157,18 @@ class Seat:
             for first, length in left:
                 # the same content, and whatever is written to becomes the client's own: so write to all that is in use
                 _map(first, length, mmap.MAP_PRIVATE, self._fd, place[0] + first - self._start)
-                pages = np.frombuffer(memoryview((ctypes.c_ubyte * length).from_address(first)), np.uint8)
-                in_use = np.ones(length // mmap.PAGESIZE, bool)
-                for address, size in free:
-                    inner = slice(
-                        *((at - first) // mmap.PAGESIZE for at in (address + mmap.PAGESIZE - 1, address + size))
-                    )
-                    in_use[max(0, inner.start) : max(0, inner.stop)] = False
-                pages[:: mmap.PAGESIZE][in_use] |= 0
+                memory = np.frombuffer(memoryview((ctypes.c_ubyte * length).from_address(first)), np.uint8)
+                memory[:: mmap.PAGESIZE][_in_use(first, length, free)] |= 0
+
+
+def _in_use(first: int, length: int, free: list[heap.Piece]) -> np.ndarray:
+    """Which pages of a part are not wholly within free pieces."""
+    in_use = np.ones(length // mmap.PAGESIZE, bool)
+    for address, size in free:
+        start = (address - first + mmap.PAGESIZE - 1) // mmap.PAGESIZE
+        end = (address - first + size) // mmap.PAGESIZE
+        in_use[max(0, start) : max(0, end)] = False
+    return in_use
 
 
 def _map(address: int, size: int, flags: int, fd: int, offset: int) -> None:

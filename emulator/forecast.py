@@ -18,6 +18,7 @@ from msgspec import Struct
 from fleetbed.emulator import host, pacing
 from fleetbed.emulator.algorithm import Arrival, Merged
 from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.checkpoint import KEEP
 from fleetbed.emulator.engine import Engine
 from fleetbed.emulator.evaluation import Evaluations
 from fleetbed.emulator.executor import Order, Outcome
@@ -99,11 +100,11 @@ def _host_s(prepared: Fresh, rows: list[tuple[int, float, float]], evaluated_flo
 
 
 def _disk_bytes(prepared: Fresh, tasks: int) -> int:
-    """Two checkpoints, the models at the end, what clients keep, and the records."""
+    """Two checkpoints and the room of the next one, the models at the end, what clients keep, and the records."""
     state = prepared.state.nbytes()
     sizes = {choice.variant: choice.cost.state_bytes for choice in prepared.choices.values()}
     models = sum(sizes[target.variant] for target in prepared.method.targets(prepared.state))
-    return 2 * state + 2 * models + ROW_BYTES * tasks
+    return (KEEP + 1) * state + 2 * models + ROW_BYTES * tasks
 
 
 def _unmerged(state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
