@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
 from fleetbed.emulator import bench, heap, host, pacing
 from fleetbed.emulator.algorithm import Client
 from fleetbed.emulator.broker import Broker
 from fleetbed.emulator.executor import SERVICE, Executor, InlineExecutor, Order
+from fleetbed.emulator.forks import one_thread
 from fleetbed.emulator.launcher import Launcher
 from fleetbed.emulator.layout import Layout
 from fleetbed.emulator.limits.plan import Cap, GpuPlan, LimitPlan
@@ -37,7 +37,7 @@ class Fleet:
         setup = self._write_setup(())
         # As in a client's process: other thread counts give other bits. And threads of the broker's own would spin for
         # the cores that the clients train on.
-        torch.set_num_threads(1)
+        one_thread()
         heap.keep()
         if self._mode == "inline":
             self.executor = self._inline = InlineExecutor(Workplace.open(setup))
