@@ -24,7 +24,7 @@ LIBC.mmap.restype = ctypes.c_void_p
 LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
-MAP_FIXED, MADV_HUGEPAGE, MADV_COLLAPSE = 0x10, 14, 25
+MAP_FIXED, MADV_HUGEPAGE, MADV_POPULATE_WRITE, MADV_COLLAPSE = 0x10, 14, 23, 25
 READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 LARGE_PAGE = 2 << 20
 SMALL_PIECE = 64 << 10
@@ -155,10 +155,16 @@ class Seat:
         assert self._start is not None
         with heap.claimed(max(length for _, length in left), SMALL_PIECE, end) as free:
             for first, length in left:
-                # the same content, and whatever is written to becomes the client's own: so write to all that is in use
+                # the same content, and whatever is written to becomes the client's own
                 _map(first, length, mmap.MAP_PRIVATE, self._fd, place[0] + first - self._start)
-                memory = np.frombuffer(memoryview((ctypes.c_ubyte * length).from_address(first)), np.uint8)
-                memory[:: mmap.PAGESIZE][_in_use(first, length, free)] |= 0
+                for page in first + np.flatnonzero(_in_use(first, length, free)) * mmap.PAGESIZE:
+                    _make_own(int(page))
+
+
+def _make_own(page: int) -> None:
+    """As if it was written to. A read would come first otherwise, and map the large page around it too."""
+    if LIBC.madvise(page, mmap.PAGESIZE, MADV_POPULATE_WRITE) != 0:  # a kernel before 5.14
+        ctypes.memmove(page, page, 1)
 
 
 def _in_use(first: int, length: int, free: list[heap.Piece]) -> np.ndarray:

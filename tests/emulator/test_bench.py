@@ -164,7 +164,11 @@ def test_what_does_not_fit_lies_behind_the_bench(memory: int, benches: bench.Ben
     in_fork(work)
 
 
-def test_what_stays_alive_is_its_owner_s(memory: int, benches: bench.Benches) -> None:
+@pytest.mark.parametrize("advice", [bench.MADV_POPULATE_WRITE, -1])  # and a kernel that does not know it
+def test_what_stays_alive_is_its_owner_s(
+    memory: int, benches: bench.Benches, advice: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "MADV_POPULATE_WRITE", advice)
     lent = benches.lend(SIZE)
     assert lent is not None
 
@@ -174,6 +178,7 @@ def test_what_stays_alive_is_its_owner_s(memory: int, benches: bench.Benches) ->
             over = torch.ones(4 * MIB, dtype=torch.uint8)
             kept = torch.arange(2 * MIB, dtype=torch.int32)
             del over
+        assert advice < 0 or shared_bytes() < MIB  # the kernel counts in steps
         os.pwrite(memory, b"\xff" * lent.place[1], lent.place[0])  # the next one at this bench
         assert torch.equal(kept, torch.arange(2 * MIB, dtype=torch.int32))
         more = torch.ones(4 * MIB, dtype=torch.uint8)
