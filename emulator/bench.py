@@ -19,14 +19,9 @@ import numpy as np
 
 from fleetbed.emulator import heap, host
 from fleetbed.emulator.heap import LIBC
+from fleetbed.emulator.large_pages import LARGE_PAGE, Addresses, furnish, put, rounded_up
 
-LIBC.mmap.restype = ctypes.c_void_p
-LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
-MAP_FIXED, MADV_HUGEPAGE, MADV_POPULATE_WRITE, MADV_COLLAPSE = 0x10, 14, 23, 25
-READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
-LARGE_PAGE = 2 << 20
+MADV_POPULATE_WRITE = 23
 SMALL_PIECE = 64 << 10
 LEEWAY = 32 << 20  # the heap may begin higher than when a client sat down first
 HOST_PARTS = 4  # benches take at most one of so many parts of the memory that is free
@@ -38,7 +33,7 @@ Place = tuple[int, int]  # offset in the shared memory, and size
 
 def size_for(needed_bytes: int, cap_bytes: int | None) -> int:
     """How much is lent to a client that is predicted to need so much; nothing if its cap is not far above that."""
-    size = _whole_pages(int(needed_bytes * SLACK))
+    size = rounded_up(int(needed_bytes * SLACK))
     return size if cap_bytes is None or needed_bytes + size <= cap_bytes else 0
 
 
@@ -69,7 +64,7 @@ class Benches:
     def __init__(self, fd: int, count: int, size: int) -> None:
         self._fd = fd
         self._size = size
-        self._first = _whole_pages(os.fstat(fd).st_size)
+        self._first = rounded_up(os.fstat(fd).st_size)
         os.ftruncate(fd, self._first + count * size)
         self.free = list(range(count))
         self._furnished = [0] * count
@@ -91,22 +86,18 @@ class Benches:
         self._thread.join()
 
     def _furnish(self) -> None:
-        """Page by page, each bench in turn; large pages need addresses that are multiples of their size."""
-        reserved = mmap.mmap(-1, 2 * LARGE_PAGE)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(reserved))
-        window = _whole_pages(start)
+        """Page by page, each bench in turn."""
+        window = Addresses(LARGE_PAGE)
         for done in range(0, self._size, LARGE_PAGE):
             for number in range(len(self._furnished)):
                 if self._closing:
                     return
                 offset = self._first + number * self._size + done
-                _map(window, LARGE_PAGE, mmap.MAP_SHARED, self._fd, offset)
-                os.pwrite(self._fd, b"\0", offset)  # where there is nothing at all, nothing can be made one page
-                if LIBC.madvise(window, LARGE_PAGE, MADV_COLLAPSE) != 0:  # no large page, or an old kernel
-                    try:
-                        os.posix_fallocate(self._fd, offset, LARGE_PAGE)
-                    except OSError:  # no memory is left: what there is can be lent
-                        return
+                put(window.start, LARGE_PAGE, mmap.MAP_SHARED, self._fd, offset)
+                try:
+                    furnish(window.start, self._fd, offset)
+                except OSError:  # no memory is left: what there is can be lent
+                    return
                 self._furnished[number] = done + LARGE_PAGE
 
 
@@ -130,18 +121,18 @@ class Seat:
         """Put the bench wherever nothing is alive; gives where that is."""
         offset, size = place
         heap.keep_all()
+        if self._start is None:
+            heap.grow_to_multiple_of(LARGE_PAGE)  # the task would begin in small pages in front of the bench
         end = None if self._start is None else self._start + size + LEEWAY
         parts = []
         with heap.claimed(size + LARGE_PAGE, 2 * LARGE_PAGE, end) as pieces:
             for address, length in pieces:
                 if self._start is None:
-                    self._start = _whole_pages(address)
-                first = max(self._start, _whole_pages(address))
+                    self._start = rounded_up(address)
+                first = max(self._start, rounded_up(address))
                 last = min(self._start + size, (address + length) // LARGE_PAGE * LARGE_PAGE)
                 if last > first:
-                    _map(first, last - first, mmap.MAP_SHARED, self._fd, offset + first - self._start)
-                    # NumPy asks for that for its own large arrays, which would break large pages at their ends
-                    LIBC.madvise(first, last - first, MADV_HUGEPAGE)
+                    put(first, last - first, mmap.MAP_SHARED, self._fd, offset + first - self._start)
                     parts.append((first, last - first))
         return parts
 
@@ -156,7 +147,7 @@ class Seat:
         with heap.claimed(max(length for _, length in left), SMALL_PIECE, end) as free:
             for first, length in left:
                 # the same content, and whatever is written to becomes the client's own
-                _map(first, length, mmap.MAP_PRIVATE, self._fd, place[0] + first - self._start)
+                put(first, length, mmap.MAP_PRIVATE, self._fd, place[0] + first - self._start)
                 for page in first + np.flatnonzero(_in_use(first, length, free)) * mmap.PAGESIZE:
                     _make_own(int(page))
 
@@ -176,11 +167,3 @@ def _in_use(first: int, length: int, free: list[heap.Piece]) -> np.ndarray:
         in_use[max(0, start) : max(0, end)] = False
     return in_use
 
-
-def _map(address: int, size: int, flags: int, fd: int, offset: int) -> None:
-    if LIBC.mmap(address, size, READ_WRITE, flags | MAP_FIXED, fd, offset) != address:
-        raise OSError(ctypes.get_errno(), f"a bench cannot be mapped: {os.strerror(ctypes.get_errno())}")
-
-
-def _whole_pages(size: int) -> int:
-    return -(-size // LARGE_PAGE) * LARGE_PAGE

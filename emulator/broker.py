@@ -32,7 +32,7 @@ from fleetbed.emulator.messages import (
     Trained,
     from_worker,
 )
-from fleetbed.emulator.shelf import Shelf, carried, ticket
+from fleetbed.emulator.shelf import Shelf, carried
 from fleetbed.profiles.errors import FleetbedError
 
 TICK_S = 0.25
@@ -172,7 +172,7 @@ class Broker:
                     header = msgspec.structs.replace(header, bench=worker.bench.place)
         if worker.places or worker.room is not None:
             assert not isinstance(header, Measure)  # for it has no tensors
-            header = msgspec.structs.replace(header, ticket=ticket(frames, worker.places, worker.room))
+            header = msgspec.structs.replace(header, ticket=self._shelf.ticket(frames, worker.places, worker.room))
         try:
             wire.send(self._router, [worker.identity, wire.control(header), *carried(frames, worker.places)])
         except zmq.ZMQError as error:

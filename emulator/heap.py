@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import mmap
 from collections.abc import Iterator
 
 import numpy as np
@@ -73,6 +74,14 @@ def fill_holes() -> None:
         while (hole := LIBC.malloc(size)) is not None and hole + size <= end:
             pass  # never freed
         LIBC.free(hole)
+
+
+def grow_to_multiple_of(size: int) -> None:
+    """Have the next that is allocated at the top lie a page before a multiple of this size; what is between is unused."""
+    probe = LIBC.malloc(size)
+    if probe is not None:
+        LIBC.free(probe)
+        LIBC.malloc(max(0, -probe % size - mmap.PAGESIZE))  # never freed
 
 
 def top() -> int:

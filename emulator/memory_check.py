@@ -26,7 +26,7 @@ from fleetbed.emulator.limits import clean_leftovers
 from fleetbed.emulator.limits.owner import folder_name
 from fleetbed.emulator.memory_meter import STEPS, Case
 from fleetbed.emulator.messages import Train, Trained, from_worker
-from fleetbed.emulator.shelf import Shelf, carried, ticket
+from fleetbed.emulator.shelf import Shelf, carried
 from fleetbed.models.base import InputSpec
 from fleetbed.models.cost import cost
 from fleetbed.models.families import family
@@ -189,7 +189,7 @@ class Meter:
         frames = wire.pack(Bundle(dict(weights)))
         places = self._shelf.lay_down(frames)
         room = self._shelf.room_after(places)
-        order = msgspec.structs.replace(order, ticket=ticket(frames, places, room))
+        order = msgspec.structs.replace(order, ticket=self._shelf.ticket(frames, places, room))
         self._socket.send_multipart([client, wire.control(order), *carried(frames, places)], copy=False)
         answer = wire.parse_control(from_worker, self._receive()[1])
         if not isinstance(answer, Trained) or answer.peak_bytes is None:

@@ -31,6 +31,7 @@ class Ticket(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
     places: Places
     room: tuple[int, int]
+    large: bool  # whether all of it lies in large pages
 
 
 # broker -> worker, over ZeroMQ

@@ -13,12 +13,14 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from bisect import bisect_left
+import sys
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 import numpy as np
 
+from fleetbed.emulator import large_pages
 from fleetbed.emulator.messages import Places, Ticket
 from fleetbed.emulator.wire import Buffer, WireError
 
@@ -54,9 +56,12 @@ class Shelf:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # of addresses; more memory than this is not
+        # of addresses; more memory than this is not
+        size = large_pages.rounded_up(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
         os.ftruncate(fd, size)
-        self._memory = mmap.mmap(fd, size)
+        self._memory = large_pages.view(fd, 0, size, mmap.MAP_SHARED)
+        self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
+        self._large = True  # whether all pages so far are
         self._free = [(0, size)]  # sorted, no two of them neighbours
         self._touched = 0  # up to here the kernel has handed pages out
         self.returned: list[tuple[int, int]] = []
@@ -71,10 +76,9 @@ class Shelf:
         for number, (offset, free) in enumerate(self._free):
             if free >= size:
                 self._free[number : number + 1] = [(offset + size, free - size)] if free > size else []
-                if offset + size > self._touched:
-                    # here, not when a client writes to it, for whom it would count then
-                    os.posix_fallocate(self._fd, self._touched, offset + size - self._touched)
-                    self._touched = offset + size
+                while self._touched < offset + size:  # here, not when a client writes to it, for whom it would count then
+                    self._large &= large_pages.furnish(self._address + self._touched, self._fd, self._touched)
+                    self._touched += large_pages.LARGE_PAGE
                 return Space(self, offset, size)
         raise MemoryError(f"no room for {size} bytes on a shelf of {len(self._memory)}")
 
@@ -88,6 +92,11 @@ class Shelf:
         if not question and not self._largest_answer:
             return None
         return self.take(max(self._largest_answer, sum(space.size for space in question)))
+
+    def ticket(self, frames: Sequence[Buffer], places: Sequence[Space], room: Space | None) -> Ticket:
+        """For an order with these frames, those behind the manifest in these places, or none of them."""
+        laid_down = [(space.offset, len(frame)) for space, frame in zip(places, frames[1:], strict=False)]
+        return Ticket(laid_down, (room.offset, room.size) if room is not None else (0, 0), self._large)
 
     def answer(self, frames: Sequence[Buffer], places: Places, room: Space | None) -> list[Buffer]:
         """The frames of a worker's answer, wherever they lie. Raises WireError."""
@@ -127,12 +136,6 @@ class Shelf:
             self._free.insert(at, (offset, size))
 
 
-def ticket(frames: Sequence[Buffer], places: Sequence[Space], room: Space | None) -> Ticket:
-    """For an order with these frames, those behind the manifest in these places, or none of them."""
-    laid_down = [(space.offset, len(frame)) for space, frame in zip(places, frames[1:], strict=False)]
-    return Ticket(laid_down, (room.offset, room.size) if room is not None else (0, 0))
-
-
 # the workers' side
 
 
@@ -156,7 +159,18 @@ def fetch(fd: int, ticket: Ticket | None, frames: Sequence[Buffer]) -> list[Buff
 def look_at(fd: int, ticket: Ticket | None, frames: Sequence[Buffer]) -> list[Buffer]:
     """The frames of an order, those on the shelf where they lie; what is written to becomes the worker's own."""
     places = [] if ticket is None else ticket.places
-    return [*frames, *(mmap.mmap(fd, size, mmap.MAP_PRIVATE, offset=offset) for offset, size in places)]
+    runs: list[tuple[int, int]] = []  # what lies side by side is looked at as one
+    for offset, size in sorted(places):
+        end = offset + size
+        if runs and offset - runs[-1][1] < large_pages.LARGE_PAGE:
+            offset, _ = runs.pop()
+        runs.append((offset, end))
+    views = [(start, large_pages.view(fd, start, end - start, mmap.MAP_PRIVATE)) for start, end in runs]
+    found = list(frames)
+    for offset, size in places:
+        start, view = views[bisect_right(runs, (offset, sys.maxsize)) - 1]
+        found.append(view[offset - start : offset - start + size])
+    return found
 
 
 def hand_in(fd: int, ticket: Ticket | None, frames: Sequence[Buffer]) -> Places:
@@ -166,8 +180,14 @@ def hand_in(fd: int, ticket: Ticket | None, frames: Sequence[Buffer]) -> Places:
         return []
     offset, room = ticket.room
     places = _layout(offset, [len(frame) for frame in behind])
-    if sum(_whole_pages(size) for _, size in places) > room:
+    needed = sum(_whole_pages(size) for _, size in places)
+    if needed > room:
         return []
+    if ticket.large:
+        start, memory = offset, np.frombuffer(large_pages.view(fd, offset, needed, mmap.MAP_SHARED), np.uint8)
+        for (offset, size), frame in zip(places, behind, strict=True):
+            memory[offset - start : offset - start + size] = np.frombuffer(frame, np.uint8)
+        return places
     for (offset, size), frame in zip(places, behind, strict=True):
         view, done = memoryview(frame), 0
         while done < size:

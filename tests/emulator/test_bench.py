@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fleetbed.emulator import ahead, bench, heap, host
+from fleetbed.emulator import ahead, bench, heap, host, large_pages
 from fleetbed.emulator.forks import one_thread, run_in_fork
 from fleetbed.emulator.limits.rlimit import read_status
 from fleetbed.emulator.memory_meter import Case, workplace
@@ -104,7 +104,7 @@ def test_what_is_not_furnished_yet_is_not_lent(benches: bench.Benches) -> None:
 
 
 def test_where_there_are_no_large_pages_small_ones_do(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "MADV_COLLAPSE", -1)
+    monkeypatch.setattr(large_pages, "MADV_COLLAPSE", -1)
     found = bench.Benches(memory, count=1, size=SIZE)
     found._thread.join()
     assert os.fstat(memory).st_blocks * 512 >= SIZE
@@ -140,13 +140,12 @@ fd = os.memfd_create("test")
 benches = bench.Benches(fd, 1, 32 << 20)
 benches._thread.join()
 heap.fill_holes()
-before = heap.top()
 seat = bench.Seat(fd)
 for _ in range(3):
     with seat.at((0, 32 << 20)):
         tensors = [torch.ones(size) for size in range(1, 3000)]
         del tensors
-    assert heap.top() <= before, heap.top() - before
+    assert heap.top() <= seat._start, heap.top() - seat._start
 """
     environment = {**os.environ, **ahead.ONE_THREAD, "GLIBC_TUNABLES": ahead.TUNABLES}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)

@@ -15,7 +15,7 @@ import torch
 from fleetbed.emulator import wire
 from fleetbed.emulator.bundle import Bundle
 from fleetbed.emulator.messages import Ticket
-from fleetbed.emulator.shelf import Shelf, Space, fetch, hand_in, look_at, ticket
+from fleetbed.emulator.shelf import Shelf, Space, fetch, hand_in, look_at
 
 WEIGHTS = Bundle({"a": torch.randn(400, 400), "b": torch.randn(70_001), "small": torch.arange(5)}, {"round": 3})
 
@@ -45,7 +45,7 @@ def all_free(shelf: Shelf) -> bool:
 def send(shelf: Shelf, frames: list[wire.Buffer]) -> tuple[Ticket, list[Space], Space | None]:
     places = shelf.lay_down(frames)
     room = shelf.room_after(places)
-    return ticket(frames, places, room), places, room
+    return shelf.ticket(frames, places, room), places, room
 
 
 @pytest.mark.parametrize("receive", [fetch, look_at])
