@@ -29,6 +29,7 @@ class Worker:
     greeted: bool = False  # it has said hello: it is inside its limits
     socket: int | None = None  # the connection's file descriptor, by which its loss is reported
     identity: bytes = b""
+    seasoned: bool = False  # it has had an order before, and will be quicker with the next
     exit: Exited | None = None  # reported by the zygote, not settled yet
     exit_s: float = 0.0
     order: Order | None = None
@@ -54,7 +55,7 @@ class Crew:
         self._services: list[Worker] = []
         self._capacity = _parts(capacity)
         self._load = 0  # of the orders of the busy
-        self._queue: list[tuple[float, int, int, Order, list[Space]]] = []
+        self._queue: list[tuple[float, bool, int, int, Order, list[Space]]] = []
 
     def enlist(self, worker: Worker) -> None:
         self.workers[worker.name] = worker
@@ -63,12 +64,17 @@ class Crew:
 
     def queue(self, order: Order, places: list[Space]) -> None:
         """Have an order wait, whose tensors lie in these places, until the host can honour it."""
-        heapq.heappush(self._queue, (order.start_s, order.task, _parts(order.load), order, places))
+        worker = self.workers.get(order.worker)
+        seasoned = worker is None or worker.seasoned
+        heapq.heappush(self._queue, (order.start_s, seasoned, order.task, _parts(order.load), order, places))
 
     def admit(self) -> Iterator[Worker]:
-        """Give orders out, by device start time, as long as the host can honour the load; gives who got one."""
+        """Give orders out, by device start time, as long as the host can honour the load; gives who got one.
+
+        Of those that start together the longest come first, so that all cores are busy to the end: a process's first.
+        """
         while self._queue:
-            _, _, load, order, places = self._queue[0]
+            *_, load, order, places = self._queue[0]
             if self.busy and self._load + load > self._capacity:
                 return
             worker = self._worker_for(order)
@@ -76,6 +82,7 @@ class Crew:
                 return
             heapq.heappop(self._queue)
             worker.order, worker.load, worker.places, worker.sent_s = order, load, places, None
+            worker.seasoned = True
             self.busy[worker.name] = worker
             self._load += load
             yield worker
@@ -88,7 +95,7 @@ class Crew:
 
     def drop(self, task: int) -> Worker | None:
         """Nobody asks for this any more: it waits no longer. Gives who is at work on it and no longer need be."""
-        self._queue = [entry for entry in self._queue if entry[1] != task]
+        self._queue = [entry for entry in self._queue if entry[2] != task]
         heapq.heapify(self._queue)
         for worker in self.busy.values():
             if worker.order is not None and worker.order.task == task:

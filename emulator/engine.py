@@ -185,9 +185,9 @@ class Engine:
         self._dispatcher.transfer(Kind.UPLOADED, task, task.bytes_up)
 
     def _take_reply(self, task: Task, outcome: Outcome) -> None:
-        """Unpack a reply and look through it now, while others train: when it has arrived, all may wait for it."""
-        reply = self._server.replies[task.number] = wire.unpack(outcome.frames)
-        if (bad := reply.first_not_finite()) is not None:
+        assert isinstance(outcome.answer, Trained)
+        self._server.replies[task.number] = wire.unpack(outcome.frames)
+        if (bad := outcome.answer.not_finite) is not None:
             self._flaws[task.number] = f"{bad} holds a value that is not finite"
 
     def _stop_computing(self, task: Task) -> None:

@@ -102,6 +102,7 @@ class Trained(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields
     anon_bytes: int | None
     gpu_peak_bytes: int | None = None
     gpu_w: float | None = None
+    not_finite: str | None = None  # a tensor that holds NaN or infinity
     places: Places = []  # of the frames behind its manifest, if they are not in the message
 
 

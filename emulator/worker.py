@@ -134,6 +134,8 @@ def _train(workplace: Workplace, order: Train, frames: Frames, group: Group | No
         anon_bytes=usage.anon_bytes if usage is not None else None,
         gpu_peak_bytes=usage.gpu_bytes if usage is not None else None,
         gpu_w=usage.gpu_w if usage is not None else None,
+        # here, where all cores share in looking through the replies, and not by the broker, for whom all would wait
+        not_finite=reply.message.first_not_finite(),
         places=places,
     )
     return [wire.control(trained), *shelf.carried(said, places)]

@@ -32,6 +32,16 @@ def test_orders_begin_by_their_device_time_and_then_by_their_number() -> None:
     assert admitted(found) == []
 
 
+def test_of_those_that_start_together_who_is_new_comes_first() -> None:
+    found = crew(9.0, "a", "b", "c")
+    found.queue(order(1, "a"), [])
+    assert admitted(found) == ["a"]
+    found.free(found.workers["a"])
+    for task, worker, start_s in ((2, "a", 1.0), (3, "b", 1.0), (4, "c", 2.0)):
+        found.queue(order(task, worker, start_s=start_s), [])
+    assert admitted(found) == ["b", "a", "c"]
+
+
 def test_no_more_load_than_the_host_can_honour_and_exactly_as_much() -> None:
     found = crew(0.3, "a", "b", "c", "d")
     for task, worker in enumerate("abcd"):
