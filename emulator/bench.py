@@ -31,10 +31,10 @@ SLACK = 1.25
 Place = tuple[int, int]  # offset in the shared memory, and size
 
 
-def size_for(needed_bytes: int, cap_bytes: int | None) -> int:
-    """How much is lent to a client that is predicted to need so much; nothing if its cap is not far above that."""
-    size = rounded_up(int(needed_bytes * SLACK))
-    return size if cap_bytes is None or needed_bytes + size <= cap_bytes else 0
+def size_for(on_it_bytes: int, spare_bytes: int | None) -> int:
+    """How much is lent to a client of whose needs so much would lie there; nothing if it cannot spare as much."""
+    size = rounded_up(int(on_it_bytes * SLACK))
+    return size if spare_bytes is None or size <= spare_bytes else 0
 
 
 def count_for(size: int, clients: int) -> int:
@@ -166,4 +166,3 @@ def _in_use(first: int, length: int, free: list[heap.Piece]) -> np.ndarray:
         end = (address - first + size) // mmap.PAGESIZE
         in_use[max(0, start) : max(0, end)] = False
     return in_use
-

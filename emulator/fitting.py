@@ -12,7 +12,7 @@ from fleetbed.emulator.algorithm import Algorithm, Client
 from fleetbed.emulator.bundle import Bundle
 from fleetbed.emulator.layout import Layout
 from fleetbed.models.choose import Choice, choose
-from fleetbed.models.cost import cost
+from fleetbed.models.cost import Cost, cost
 from fleetbed.models.work import Work
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.types import ClientSpec, Device
@@ -78,16 +78,16 @@ def _take(layout: Layout, variant: str, work: Callable[[str], Work]) -> Choice:
     return Choice(variant=variant, cost=predicted, reason=reason)
 
 
-def needs(layout: Layout, method: Algorithm, state: Bundle, clients: Iterable[Client]) -> dict[int, int]:
-    """How much memory the heaviest task of each client is predicted to need; `state` is the first one."""
+def needs(layout: Layout, method: Algorithm, state: Bundle, clients: Iterable[Client]) -> dict[int, Cost]:
+    """What the heaviest task of each client is predicted to need; `state` is the first one."""
     optimizer = layout.config.experiment.training.optimizer
-    found: dict[tuple[str, bytes], int] = {}
+    found: dict[tuple[str, bytes], Cost] = {}
     needed = {}
     for client in clients:
         work = method.heaviest(state, client)
         key = (client.variant, msgspec.json.encode(work))
         if key not in found:
-            found[key] = cost(layout.family, client.variant, layout.dataset.spec, work, optimizer).memory_bytes
+            found[key] = cost(layout.family, client.variant, layout.dataset.spec, work, optimizer)
         needed[client.number] = found[key]
     return needed
 

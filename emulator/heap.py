@@ -77,7 +77,7 @@ def fill_holes() -> None:
 
 
 def grow_to_multiple_of(size: int) -> None:
-    """Have the next that is allocated at the top lie a page before a multiple of this size; what is between is unused."""
+    """Have what is allocated next at the top lie a page before a multiple of this size, and leave the gap unused."""
     probe = LIBC.malloc(size)
     if probe is not None:
         LIBC.free(probe)

@@ -50,7 +50,7 @@ def put(address: int, size: int, flags: int, fd: int, offset: int) -> None:
 
 
 def view(fd: int, offset: int, size: int, flags: int) -> memoryview:
-    """A part of the file that ends within its large pages, as memory; it lives as long as anything that stands on it."""
+    """A part of the file that lies in whole large pages, as memory; it lives as long as anything that stands on it."""
     first = offset // LARGE_PAGE * LARGE_PAGE
     length = rounded_up(offset + size) - first
     addresses = Addresses(length)

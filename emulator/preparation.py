@@ -148,7 +148,10 @@ def _lend(layout: Layout, method: Algorithm, state: Bundle, participants: dict[i
     needed = needs(layout, method, state, [who.client for who in participants.values()])
     for number, who in participants.items():
         if who.spec.device.trains_on == "cpu":
-            who.lent_bytes = bench.size_for(needed[number], who.cap_bytes if who.capped else None)
+            cost = needed[number]
+            received = min(cost.memory.get("held", 0), cost.state_bytes)  # is looked at where it lies
+            on_it = cost.memory_bytes - cost.memory["process"] - received
+            who.lent_bytes = bench.size_for(on_it, who.cap_bytes - cost.memory_bytes if who.capped else None)
 
 
 def _planner(

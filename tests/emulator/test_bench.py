@@ -56,11 +56,11 @@ def shared_bytes() -> int:
 
 
 @pytest.mark.parametrize(
-    ("needed", "cap", "size"),
-    [(80, None, 100), (80, 180, 100), (80, 179, 0), (1, 3, 2), (1, 2, 0)],
+    ("on_it", "spare", "size"),
+    [(80, None, 100), (80, 100, 100), (80, 99, 0), (1, 2, 2), (1, 1, 0)],
 )
-def test_who_has_memory_to_spare_is_lent_some(needed: int, cap: int | None, size: int) -> None:
-    assert bench.size_for(needed * MIB, None if cap is None else cap * MIB) == size * MIB
+def test_who_has_memory_to_spare_is_lent_some(on_it: int, spare: int | None, size: int) -> None:
+    assert bench.size_for(on_it * MIB, None if spare is None else spare * MIB) == size * MIB
 
 
 def test_there_is_a_bench_for_each_core_unless_that_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
