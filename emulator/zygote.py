@@ -179,3 +179,4 @@ def main() -> None:
         zygote.run()
     finally:
         zygote.close()
+    os._exit(0)  # to take torch apart object by object would take longer than all of the above

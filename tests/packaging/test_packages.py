@@ -185,7 +185,7 @@ def test_the_command_and_the_packages_start_without_torch(module: str) -> None:
 
 def test_the_command_is_installed() -> None:
     (entry,) = metadata.entry_points(group="console_scripts", name="fleetbed")
-    assert entry.value == "fleetbed.cli.main:main"
+    assert entry.value == "fleetbed.cli.main:program"
     assert callable(entry.load())
 
 
