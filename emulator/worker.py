@@ -83,7 +83,7 @@ def answer(
         if isinstance(order, Train):
             return _train(workplace, order, frames, group, shared)
         if isinstance(order, Evaluate):
-            return [wire.control(workplace.evaluate(order, wire.unpack(shelf.fetch(shared, order.ticket, frames))))]
+            return [wire.control(workplace.evaluate(order, wire.unpack(shelf.look_at(shared, order.ticket, frames))))]
         return [wire.control(workplace.measure(order))]
     except Exception as error:  # noqa: BLE001 - recorded as the task's outcome by the broker
         detail = f"{type(error).__name__}: {error}".removesuffix(": ")  # where there is nothing to add

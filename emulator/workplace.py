@@ -19,7 +19,7 @@ from fleetbed.emulator.bundle import Bundle
 from fleetbed.emulator.context import make_context
 from fleetbed.emulator.data import Dataset, Split, open_dataset
 from fleetbed.emulator.forks import one_thread
-from fleetbed.emulator.job import LocalJob, StepPacer, loaded_model
+from fleetbed.emulator.job import LocalJob, StepPacer
 from fleetbed.emulator.messages import Evaluate, Evaluated, Measure, Measured, Setup, Train
 from fleetbed.emulator.optimizers import make_optimizer
 from fleetbed.emulator.randomness import derive
@@ -114,7 +114,8 @@ class Workplace:
     def evaluate(self, order: Evaluate, message: Bundle) -> Evaluated:
         target = Target(name="", variant=order.variant, prefix=order.prefix, tensors=message.tensors)
         tensors = target_tensors(target, self.context, self.kept(order.kept))
-        model = loaded_model(self.context.family, order.variant, self.context.spec, tensors).eval()
+        # on the tensors themselves, for nothing changes them here
+        model = skeleton(self.context.family, order.variant, self.context.spec).on(tensors).eval()
         if order.local_client is None:
             rows = np.arange(len(self.dataset.y_test))
         else:
