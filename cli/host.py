@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fleetbed.cli.common import AsJson, ProfileFolders, print_json, print_table
+from fleetbed.cli.common import AsJson, ProfileFolders, complain, print_json, print_table
 
 if TYPE_CHECKING:
     from fleetbed.emulator.calibration import Calibration
@@ -44,9 +44,11 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Measure how fast this host is, once, and keep it in the user's cache."""
+    from fleetbed.emulator import quiet
     from fleetbed.emulator.calibration import Store, load_or_measure
 
-    calibration = load_or_measure(force=force)
+    with quiet.alone(complain):
+        calibration = load_or_measure(force=force)
     if as_json:
         print_json({"id": calibration.id, "file": str(Store().path), "calibration": calibration})
     else:

@@ -7,7 +7,7 @@ import gc
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -20,8 +20,8 @@ from fleetbed.profiles.experiment import Experiment, runs
 from fleetbed.profiles.fleet import sizes
 from fleetbed.profiles.resolve import check_search, load_experiment, load_fleet
 
-#: the sources of time for which it does not matter what else the host does
-UNDISTURBED = ("modelled", "replay")
+#: the sources of time for which it does not matter what else the host does while clients train
+UNDISTURBED = ("modelled", "calibrated", "replay")
 
 
 def run(
@@ -33,9 +33,7 @@ def run(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the runs go; it must not exist.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with what is in this folder.")] = None,
     only: Annotated[str | None, typer.Option(metavar="RUN", help="With --resume: only this run of the study.")] = None,
-    jobs: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Runs at the same time, where time is modelled or replayed.")
-    ] = 1,
+    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Runs at the same time, unless time is enforced.")] = 1,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what it will take in device time, host time and disk, and stop.")
     ] = False,
@@ -63,7 +61,7 @@ def run(
         _check_jobs(jobs, asked)
     folder = resume or out or Path("runs") / f"{Path(experiment or '').stem}-{datetime.now():%Y%m%d-%H%M%S}"
     try:
-        with _zygote_for(asked, search, jobs):
+        with _on_this_host(asked, search, jobs):
             folders = _carry_out(asked, folder, search, only, jobs)
     except KeyboardInterrupt:
         complain(f"interrupted; go on with: fleetbed run --resume {folder}")
@@ -83,16 +81,25 @@ def _check_jobs(jobs: int, experiment: Experiment) -> None:
         )
 
 
-def _zygote_for(asked: Experiment | None, search: Sequence[Path], jobs: int) -> contextlib.AbstractContextManager[None]:
-    """Start the zygote before this process imports torch, so that both do at the same time; never for nothing."""
+@contextlib.contextmanager
+def _on_this_host(asked: Experiment | None, search: Sequence[Path], jobs: int) -> Iterator[None]:
+    """Keep those who measure it waiting, unless it is others who do the work.
+
+    And start the zygote before this process imports torch, so that both do at the same time; never for nothing.
+    """
+    from fleetbed.emulator import quiet
     from fleetbed.emulator.ahead import started_ahead
     from fleetbed.emulator.room import check_room
 
     if asked is not None:
         check_room(sum(sizes(load_fleet(asked.fleet, search, "fleet"))), asked.processes)
-        if asked.processes == "inline":
-            return contextlib.nullcontext()
-    return started_ahead() if jobs == 1 else contextlib.nullcontext()
+    inline = asked is not None and asked.processes == "inline"
+    with contextlib.ExitStack() as stack:
+        if jobs == 1:
+            stack.enter_context(quiet.in_use())
+            if not inline:
+                stack.enter_context(started_ahead())
+        yield
 
 
 def _carry_out(

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from fleetbed.emulator import bench, pacing
+from fleetbed.emulator import bench, pacing, quiet
 from fleetbed.emulator.algorithm import Algorithm, Client
 from fleetbed.emulator.bundle import Bundle
 from fleetbed.emulator.calibration import Calibration, Store, load_or_measure
@@ -60,9 +60,11 @@ def prepare_fresh(layout: Layout, fleet: Fleet, watch: Watch) -> Fresh:
         if Store().load() is None:
             watch.say("measuring how fast this host is, once: about ten seconds")
             fleet.settle()
+            with quiet.alone(watch.say):
+                load_or_measure()
         calibration = load_or_measure()
     recording = _recording(layout)
-    planner, references = _planner(layout, fleet, calibration, recording)
+    planner, references = _planner(layout, fleet, calibration, recording, watch)
     if recording is None:
         choices = fit(layout, lambda device, variant, work: planner.plan(device, variant, work, 0).total_s)
     else:  # it was chosen then, by plans; what was measured may be longer than a budget allows
@@ -101,6 +103,7 @@ def prepare_fresh(layout: Layout, fleet: Fleet, watch: Watch) -> Fresh:
 def prepare_again(
     layout: Layout,
     fleet: Fleet,
+    watch: Watch,
     *,
     variants: dict[int, str],
     dilation: float | None,
@@ -108,7 +111,7 @@ def prepare_again(
 ) -> Prepared:
     """A run that goes on keeps what it decided, and the calibration that it decided it by."""
     recording = _recording(layout)
-    planner, _ = _planner(layout, fleet, calibration, recording)
+    planner, _ = _planner(layout, fleet, calibration, recording, watch)
     participants = make_participants(layout, variants, planner, dilation)
     method = layout.method([who.client for who in participants.values()])
     _lend(layout, method, method.setup(), participants)
@@ -155,13 +158,13 @@ def _lend(layout: Layout, method: Algorithm, state: Bundle, participants: dict[i
 
 
 def _planner(
-    layout: Layout, fleet: Fleet, calibration: Calibration | None, recording: Recording | None
+    layout: Layout, fleet: Fleet, calibration: Calibration | None, recording: Recording | None, watch: Watch
 ) -> tuple[Planner, References | None]:
     experiment, spec = layout.config.experiment, layout.dataset.spec
     optimizer = experiment.training.optimizer
     references = None
     if calibration is not None:
-        references = References(calibration, Store(), fleet.executor, experiment.model, spec, optimizer)
+        references = References(calibration, Store(), fleet.executor, experiment.model, spec, optimizer, watch.say)
     planner = Planner(
         source=experiment.timing.source,
         family=layout.family,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import msgspec
 
+from fleetbed.emulator import quiet
 from fleetbed.emulator.calibration import Calibration, Store
 from fleetbed.emulator.executor import SERVICE, Executor, Order
 from fleetbed.emulator.messages import Measure, Measured
@@ -26,6 +28,7 @@ class References:
         model: Model,
         spec: InputSpec,
         optimizer: Optimizer,
+        say: Callable[[str], None],
     ) -> None:
         self.calibration = calibration
         self._store = store
@@ -34,14 +37,17 @@ class References:
         update = f"fused {optimizer.name}"
         about = msgspec.json.encode([model.family, model.options, spec, update, bool(optimizer.momentum)])
         self._prefix = f"{model.family}-{hashlib.blake2b(about, digest_size=6).hexdigest()}"
+        self._say = say
         self._measured = 0
 
     def seconds(self, reference: Reference) -> float:
         optimise = "-optimise" if reference.optimise else ""
         key = f"{self._prefix}/{reference.variant}/{reference.kind}-{reference.part}-{reference.samples}{optimise}"
         if key not in self.calibration.steps:
-            measured = self._measure(reference)
-            self.calibration = self._store.add_steps(self.calibration, {key: measured})
+            with quiet.alone(self._say):
+                self.calibration = self._store.add_steps(self.calibration, {})  # another run may have measured it
+                if key not in self.calibration.steps:
+                    self.calibration = self._store.add_steps(self.calibration, {key: self._measure(reference)})
         return self.calibration.steps[key]
 
     def _measure(self, reference: Reference) -> float:

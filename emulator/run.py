@@ -128,6 +128,7 @@ class _Run:
             prepared = prepare_again(
                 self._layout,
                 fleet,
+                self._watch,
                 variants=stored.variants,
                 dilation=self._records.meta("timing")["dilation"],
                 calibration=calibration_from(self._records.meta("calibration")),

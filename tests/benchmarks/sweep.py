@@ -1,9 +1,9 @@
 """How busy the cores are during a whole sweep: CPU time of a command and all of its processes over wall time.
 
-    python tests/benchmarks/sweep.py [--jobs 1 2] [--seeds 4] [--rounds 8] [--repetitions 3]
+    python tests/benchmarks/sweep.py [--source modelled] [--jobs 1 2] [--seeds 4] [--rounds 8] [--repetitions 3]
 
-Runs of ten of a hundred clients a round, ResNet10 at 3x32x32, 96 samples, `modelled`, from the command to its end, so
-with imports, starts and evaluations.
+Runs of ten of a hundred clients a round, ResNet10 at 3x32x32, 96 samples, from the command to its end, so with imports,
+starts and evaluations.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def measure(experiment: Path, folder: Path, jobs: int, seeds: int) -> tuple[floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", default="modelled", choices=["modelled", "calibrated"], help="timing.source")
     parser.add_argument("--jobs", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=8)
@@ -45,7 +46,7 @@ def main() -> None:
     asked = parser.parse_args()
     print("| jobs | runs | wall s | cores busy |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
-        experiment = write_experiment(Path(name), samples=96, rounds=asked.rounds, source="modelled")
+        experiment = write_experiment(Path(name), samples=96, rounds=asked.rounds, source=asked.source)
         for jobs in asked.jobs:
             found = [measure(experiment, Path(name), jobs, asked.seeds) for _ in range(asked.repetitions)]
             walls, parts = zip(*found, strict=True)

@@ -114,8 +114,11 @@ def _workers_of(broker: int) -> list[str]:
     return found
 
 
-def test_runs_side_by_side_come_to_the_same(tmp_path: Path) -> None:
-    seeds = ("--set", "seeds=[1, 2, 3]", "--set", "rounds=1", "--set", "processes=inline")
+@pytest.mark.parametrize(
+    "setting", ["processes=inline", pytest.param("timing.source=calibrated", marks=pytest.mark.slow)]
+)
+def test_runs_side_by_side_come_to_the_same(tmp_path: Path, setting: str) -> None:
+    seeds = ("--set", "seeds=[1, 2, 3]", "--set", "rounds=1", "--set", setting)
     one = fleetbed("run", *ARGUMENTS, *seeds, "--out", "one", cwd=tmp_path)
     two = fleetbed("run", *ARGUMENTS, *seeds, "--out", "two", "--jobs", "2", cwd=tmp_path)
     assert (one.returncode, two.returncode, two.stdout) == (0, 0, "two\n"), two.stderr
