@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -35,7 +36,7 @@ class Bundle:
         """The name of a tensor that holds NaN or infinity, if any."""
         for name, tensor in self.tensors.items():
             # one reduction, not an elementwise mask: a sum is finite only if all of its terms are, save for overflow
-            if tensor.is_floating_point() and not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
+            if tensor.is_floating_point() and not math.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
                 return name
         return None
 
