@@ -48,11 +48,12 @@ def measure(asked: Asked) -> Point:
         look = asked.rounds - 2
         run.wait_for_round(look)
         broker = smaps(run.process.pid)["Rss"] / MIB
-        own = [0.0]
+        own: list[float] = []
         with contextlib.suppress(OSError):  # a small fleet's run may end meanwhile
             own = client_uss(run)
         run.wait()
-        return {START: run.first_task_s(), ROUND: run.round_s(look), BROKER: broker, REST: sum(own), LARGEST: max(own)}
+        found = {START: run.first_task_s(), ROUND: run.round_s(look), BROKER: broker}
+        return {**found, REST: sum(own) or math.nan, LARGEST: max(own, default=math.nan)}
 
 
 def client_uss(run: Running) -> list[float]:
@@ -75,7 +76,7 @@ def against_rounds(rounds: int) -> list[Point]:
 
 def exponents(points: Sequence[Point], x: str, y: str) -> tuple[float, float]:
     """Over all points, and between the last two."""
-    logs = [(math.log(point[x]), math.log(point[y])) for point in points]
+    logs = [(math.log(point[x]), math.log(point[y])) for point in points if not math.isnan(point[y])]  # it was missed
     xs, ys = zip(*logs, strict=True)
     slope = statistics.linear_regression(xs, ys).slope
     return slope, (ys[-1] - ys[-2]) / (xs[-1] - xs[-2])
@@ -129,7 +130,7 @@ def main() -> None:
             continue
         series = json.loads(path.read_text())
         middle = [
-            {name: statistics.median(point[name] for point in same) for name in same[0]}
+            {name: statistics.median(p[name] for p in same if not math.isnan(p[name])) for name in same[0]}
             for same in zip(*series, strict=True)
         ]
         found[what] = middle
