@@ -13,8 +13,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import sys
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
@@ -161,18 +160,23 @@ def fetch(fd: int, ticket: Ticket | None, frames: Sequence[Buffer]) -> list[Buff
 def look_at(fd: int, ticket: Ticket | None, frames: Sequence[Buffer]) -> list[Buffer]:
     """The frames of an order, those on the shelf where they lie; what is written to becomes the worker's own."""
     places = [] if ticket is None else ticket.places
-    runs: list[tuple[int, int]] = []  # what lies side by side is looked at as one
+    views: dict[int, memoryview] = {}
+    for run in _neighbours(places):
+        start, (last, size) = run[0][0], run[-1]
+        whole = large_pages.view(fd, start, last + size - start, mmap.MAP_PRIVATE)
+        views |= {offset: whole[offset - start : offset - start + size] for offset, size in run}
+    return [*frames, *(views[offset] for offset, _ in places)]
+
+
+def _neighbours(places: Places) -> list[Places]:
+    """Those that lie in the same large page or the next: they are mapped together."""
+    runs: list[Places] = []
     for offset, size in sorted(places):
-        end = offset + size
-        if runs and offset - runs[-1][1] < large_pages.LARGE_PAGE:
-            offset, _ = runs.pop()
-        runs.append((offset, end))
-    views = [(start, large_pages.view(fd, start, end - start, mmap.MAP_PRIVATE)) for start, end in runs]
-    found = list(frames)
-    for offset, size in places:
-        start, view = views[bisect_right(runs, (offset, sys.maxsize)) - 1]
-        found.append(view[offset - start : offset - start + size])
-    return found
+        if runs and offset - sum(runs[-1][-1]) < large_pages.LARGE_PAGE:
+            runs[-1].append((offset, size))
+        else:
+            runs.append([(offset, size)])
+    return runs
 
 
 def hand_in(fd: int, ticket: Ticket | None, frames: Sequence[Buffer]) -> Places:

@@ -8,11 +8,12 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 
-from fleetbed.emulator import wire
+from fleetbed.emulator import large_pages, wire
 from fleetbed.emulator.bundle import Bundle
 from fleetbed.emulator.messages import Ticket
 from fleetbed.emulator.shelf import Shelf, Space, fetch, hand_in, look_at
@@ -27,8 +28,10 @@ def fd() -> Iterator[int]:
     os.close(made)
 
 
-@pytest.fixture
-def shelf(fd: int) -> Shelf:
+@pytest.fixture(params=["large pages", "small pages"])
+def shelf(fd: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Shelf:
+    if request.param == "small pages":  # a kernel that cannot make large ones
+        monkeypatch.setattr(large_pages, "MADV_COLLAPSE", -1)
     return Shelf(fd)
 
 
@@ -40,6 +43,11 @@ def all_free(shelf: Shelf) -> bool:
     gc.collect()
     shelf.take(0)  # takes note of what has come back
     return len(shelf._free) == 1 and shelf._free[0][0] == 0
+
+
+def mappings() -> int:
+    """How often the shelf is mapped here."""
+    return Path("/proc/self/maps").read_text().count("memfd:shelf")
 
 
 def send(shelf: Shelf, frames: list[wire.Buffer]) -> tuple[Ticket, list[Space], Space | None]:
@@ -59,6 +67,29 @@ def test_a_worker_reads_what_the_broker_laid_down(
     assert same(found, WEIGHTS)
     found.tensors["a"].zero_()  # memory of its own
     assert same(wire.unpack(receive(fd, order, frames[:1])), WEIGHTS)
+
+
+def test_a_worker_finds_what_lies_apart(shelf: Shelf, fd: int) -> None:
+    """Parts of a message that was sent before lie where they lay; the rest may be far away, in front or behind."""
+    first = shelf.lay_down(wire.pack(Bundle({"b": WEIGHTS.tensors["b"]})))
+    between = shelf.take(5 * large_pages.LARGE_PAGE)
+    frames = wire.pack(WEIGHTS)
+    order, places, _ = send(shelf, frames)
+    assert first[0].offset == places[1].offset < places[0].offset - between.size
+    assert same(wire.unpack(look_at(fd, order, frames[:1])), WEIGHTS)
+
+
+def test_what_is_looked_at_is_let_go_with_the_last_tensor_on_it(shelf: Shelf, fd: int) -> None:
+    frames = wire.pack(WEIGHTS)
+    order, _, _ = send(shelf, frames)
+    before = mappings()
+    found = wire.unpack(look_at(fd, order, frames[:1]))
+    kept = found.tensors["b"]
+    del found
+    assert torch.equal(kept, WEIGHTS.tensors["b"])
+    assert mappings() > before
+    del kept
+    assert mappings() == before
 
 
 def test_what_many_are_sent_lies_there_once(shelf: Shelf) -> None:
