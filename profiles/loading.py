@@ -30,11 +30,17 @@ WEIGHT_TOLERANCE: Final = 1e-3
 # The keys that only some kinds of policy read; elsewhere they would silently do nothing.
 _POLICY_KEYS: Final[dict[str, tuple[str, ...]]] = {
     "deadline_s": ("deadline",),
+    "late": ("deadline",),
+    "partial": ("deadline",),
     "invite": ("over-select",),
     "take": ("over-select",),
     "buffer": ("buffered",),
-    "concurrency": ("async", "buffered"),
+    **dict.fromkeys(
+        ("concurrency", "mixing", "staleness", "exponent", "hinge_a", "hinge_b"),
+        ("async", "buffered"),
+    ),
 }
+_PLAIN: Final = Policy()  # what is not given is as here
 _POLICY_NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "deadline": ("deadline_s",),
     "over-select": ("invite", "take"),
@@ -210,7 +216,7 @@ def _check_policy(policy: Policy, at: str) -> None:
         if getattr(policy, key) is None:
             raise BadInput(f"{at}kind is {policy.kind}, but {at.rsplit(' ', 1)[-1]}{key} is missing: add it.")
     for key, kinds in _POLICY_KEYS.items():
-        if getattr(policy, key) is not None and policy.kind not in kinds:
+        if getattr(policy, key) != getattr(_PLAIN, key) and policy.kind not in kinds:
             raise BadInput(
                 f"{at}{key} is given, but kind is {policy.kind} and only {' and '.join(kinds)} "
                 f"read{'s' * (len(kinds) == 1)} it: remove it or change kind."

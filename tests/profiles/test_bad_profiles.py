@@ -228,6 +228,14 @@ def test_an_override_of_the_rates_of_a_link_that_is_not_used_is_refused() -> Non
             "f.yaml: policies.0.deadline_s is given, but kind is sync and only deadline",
         ),
         (
+            ["policies.0.late=next-round"],
+            "f.yaml: policies.0.late is given, but kind is sync and only deadline reads it",
+        ),
+        (
+            ["policies.0.mixing=0.9"],
+            "f.yaml: policies.0.mixing is given, but kind is sync and only async and buffered read it",
+        ),
+        (
             ["policies.0.kind=asink"],
             'f.yaml: policies.0.kind is "asink", but one of async, buffered, deadline,',
         ),
