@@ -75,9 +75,8 @@ class Shelf:
         for number, (offset, free) in enumerate(self._free):
             if free >= size:
                 self._free[number : number + 1] = [(offset + size, free - size)] if free > size else []
-                while (
-                    self._touched < offset + size
-                ):  # here, not when a client writes to it, for whom it would count then
+                # here, not when a client writes to it, for whom it would count then
+                while self._touched < offset + size:
                     self._large &= large_pages.furnish(self._address + self._touched, self._fd, self._touched)
                     self._touched += large_pages.LARGE_PAGE
                 return Space(self, offset, size)
