@@ -60,8 +60,10 @@ class Dispatcher:
 
     def submit(self, task: Task, frames: list[wire.Buffer]) -> None:
         who = self._participants[task.client]
-        dilation = self._dilation or 0.0
-        expected_s = task.plan_s * dilation if self._dilation is not None else task.flops / 1e9
+        if self._dilation is not None and task.dilation is None:  # else it is done again, as before
+            task.dilation = self._dilation.now
+        dilation = task.dilation or 0.0
+        expected_s = task.flops / 1e9 if task.dilation is None else task.plan_s * dilation
         self._executor.submit(
             Order(
                 header=Train(

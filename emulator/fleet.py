@@ -31,6 +31,7 @@ class Fleet:
         experiment = layout.config.experiment
         self._mode = experiment.processes
         self._paced = experiment.timing.source == "enforced"
+        self._auto = experiment.timing.dilation == "auto"
         self._broker: Broker | None = None
         self._trials = 0
         self.executor: Executor
@@ -119,7 +120,7 @@ class Fleet:
             who.worker,
             memory_bytes=who.cap_bytes if who.capped else None,
             lent_bytes=who.lent_bytes,
-            cpu_cores=pacing.ceiling_cores(who.share) if self._paced else None,
+            cpu_cores=pacing.ceiling_cores(who.share, may_quicken=self._auto) if self._paced else None,
             gpu=gpu,
         )
 

@@ -82,7 +82,7 @@ def forecast(config: RunConfig, *, search: Sequence[Path], watch: Watch) -> Fore
         tasks=len(rows),
         device_s=engine.progress.timeline.now_s,
         host_s=_host_s(prepared, rows, echo.evaluations * test_flops),
-        dilation=prepared.dilation,
+        dilation=None if prepared.dilation is None else prepared.dilation.now,
         disk_bytes=_disk_bytes(prepared, len(rows)),
     )
 
@@ -95,7 +95,7 @@ def _host_s(prepared: Fresh, rows: list[tuple[int, float, float]], evaluated_flo
     cores = host.cores()
     if prepared.dilation is None:
         return (sum(flops for _, _, flops in rows) + evaluated_flops) / rate / cores
-    load = sum(plan_s * prepared.dilation * prepared.participants[client].share for client, plan_s, _ in rows)
+    load = sum(plan_s * prepared.dilation.now * prepared.participants[client].share for client, plan_s, _ in rows)
     return load / pacing.capacity(cores) + evaluated_flops / rate
 
 

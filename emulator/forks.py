@@ -63,6 +63,7 @@ def warm(work: Callable[[], None]) -> None:
     """
     if not torch.backends.cuda.is_built():
         work()
+        heap.keep_top()
         return
     run_in_fork(work)
 

@@ -57,6 +57,14 @@ def keep() -> None:
     LIBC.mallopt(M_TRIM_THRESHOLD, NEVER_TRIM)
 
 
+def keep_top() -> None:
+    """Have what is freed at the heap's top stay until `let_go`: else each training step would find it gone, or not.
+
+    From then on malloc no longer learns from what is freed which sizes to map instead, so let it train a step before.
+    """
+    LIBC.mallopt(M_TRIM_THRESHOLD, NEVER_TRIM)
+
+
 def keep_all() -> None:
     """As `keep`, and have even the largest pieces come from the heap."""
     keep()

@@ -13,13 +13,17 @@ from collections.abc import Callable, Iterable, Mapping
 from fleetbed.profiles.errors import HostCannot
 from fleetbed.profiles.types import Device
 
-LARGEST_LOAD = 0.6  # of a core: beyond it, paced clients slow each other by more than they can make up for
+#: the part of a core that the fastest device fills by its reference times, where nothing is known of its tasks yet
+LARGEST_LOAD = 0.6
+#: the part that nine of ten tasks may really fill: beyond it, paced clients slow each other by more than they make up for
+BUSY_LOAD = 0.9
 
 
 class Pacer:
-    """Sleeps until the planned end of each step, counted from its own start, so that errors do not add up.
+    """Sleeps until the planned start of each step, counted from its own start, so that errors do not add up.
 
-    A step that came late is made up for by the next ones.
+    A client may be one step ahead of its plan: what the host then takes from a step does not make its task late. A step
+    that came late is made up for by the next ones.
     """
 
     def __init__(
@@ -35,8 +39,8 @@ class Pacer:
 
     def step(self) -> None:
         """After each optimiser step."""
-        self._steps += 1
         self._sleep_until(self._start + self._steps * self._step_s)
+        self._steps += 1
 
     def finish(self, total_s: float) -> float:
         """After the whole task, planned to take `total_s`; gives the seconds that it took."""
@@ -63,9 +67,9 @@ def share(slowdown: float, dilation: float) -> float:
     return 1 / (slowdown * dilation)
 
 
-def ceiling_cores(share: float) -> float:
-    """The quota above the pacing: far enough not to be touched by a client that paces."""
-    return 2 * share
+def ceiling_cores(share: float, *, may_quicken: bool = False) -> float:
+    """The quota above the pacing: far enough not to be touched by a client that paces, at the quickest pace there is."""
+    return 2 * share * (BUSY_LOAD / LARGEST_LOAD if may_quicken else 1.0)
 
 
 def capacity(cores: int) -> float:

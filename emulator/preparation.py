@@ -14,6 +14,7 @@ from fleetbed.emulator import bench, pacing, quiet
 from fleetbed.emulator.algorithm import Algorithm, Client
 from fleetbed.emulator.bundle import Bundle
 from fleetbed.emulator.calibration import Calibration, Store, load_or_measure
+from fleetbed.emulator.dilation import Dilation
 from fleetbed.emulator.fitting import MIB, client_rows, fit, needs, try_out
 from fleetbed.emulator.fleet import Fleet
 from fleetbed.emulator.layout import Layout
@@ -30,7 +31,7 @@ class Prepared:
     participants: dict[int, Participant]
     planner: Planner
     method: Algorithm
-    dilation: float | None  # None: full speed
+    dilation: Dilation | None  # None: full speed
     calibration: Calibration | None
     recording: Recording | None  # of the run that is replayed
 
@@ -38,7 +39,7 @@ class Prepared:
         rate = None if self.calibration is None else self.calibration.rate
         return {
             "source": source,
-            "dilation": self.dilation,
+            "dilation": None if self.dilation is None else self.dilation.now,
             "host_alone_gflops": None if rate is None else rate.alone_gflops,
             "host_busy_gflops": None if rate is None else rate.busy_gflops,
         }
@@ -76,7 +77,7 @@ def prepare_fresh(layout: Layout, fleet: Fleet, watch: Watch) -> Fresh:
     watch.say(_summary(variants, len(choices)))
     dilation = _dilation(layout, variants, calibration)
     if dilation is not None and dilation > 1:
-        watch.say(f"the fleet is faster than this host: a device second takes {dilation:.2f} host seconds")
+        watch.say(f"the fleet is faster than this host: a device second takes {dilation:.2f} host seconds, or fewer")
     participants = make_participants(layout, variants, planner, dilation)
     method = layout.method([who.client for who in participants.values()])
     state = method.setup()
@@ -91,7 +92,7 @@ def prepare_fresh(layout: Layout, fleet: Fleet, watch: Watch) -> Fresh:
         participants=participants,
         planner=planner,
         method=method,
-        dilation=dilation,
+        dilation=_pace(layout, dilation),
         calibration=calibration,
         recording=recording,
         state=state,
@@ -119,7 +120,7 @@ def prepare_again(
         participants=participants,
         planner=planner,
         method=method,
-        dilation=dilation,
+        dilation=_pace(layout, dilation),
         calibration=calibration,
         recording=recording,
     )
@@ -195,6 +196,10 @@ def _dilation(layout: Layout, variants: Iterable[int], calibration: Calibration 
         return pacing.auto_dilation(slowdowns.values(), rate.busy_to_alone)
     pacing.check_dilation(timing.dilation, slowdowns, rate.busy_to_alone)
     return timing.dilation
+
+
+def _pace(layout: Layout, start: float | None) -> Dilation | None:
+    return None if start is None else Dilation(start, fixed=layout.config.experiment.timing.dilation != "auto")
 
 
 def _summary(variants: dict[int, str], total: int) -> str:

@@ -70,6 +70,7 @@ CREATE TABLE tasks (
     downloaded_s REAL, compute_start_s REAL, compute_end_s REAL, uploaded_s REAL,
     host_queued_s REAL NOT NULL, host_start_s REAL, host_end_s REAL,   -- host time since the run's start
     plan_s REAL NOT NULL,               -- planned compute, device seconds
+    dilation REAL,                      -- host seconds per device second, under enforced
     measured_s REAL,                    -- measured compute / dilation, device seconds
     overrun REAL,                       -- measured / plan under enforced
     cpu_s REAL, throttled_s REAL,

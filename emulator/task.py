@@ -34,6 +34,7 @@ class Task(Struct, kw_only=True):
     uploaded_s: float | None = None
     host_start_s: float | None = None
     host_end_s: float | None = None
+    dilation: float | None = None
     measured_s: float | None = None
     overrun: float | None = None
     bytes_up: int | None = None

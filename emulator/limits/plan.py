@@ -79,6 +79,11 @@ class Quota(Struct, frozen=True):
         return self.quota_us / self.period_us
 
 
+def weight_for(cores: float, of_core: int, smallest: int) -> int:
+    """The weight beside a ceiling: who is to have little waits for who is to have much, so nobody misses its plan."""
+    return max(smallest, round(of_core * cores))
+
+
 def quota_for(cores: float) -> Quota:
     """The CFS quota of a ceiling in cores.
 

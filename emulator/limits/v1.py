@@ -7,9 +7,10 @@ from pathlib import Path
 from fleetbed.emulator.limits import cgroup
 from fleetbed.emulator.limits.cgroup import read_entry, upwards
 from fleetbed.emulator.limits.knobs import cpu_cap, memory_cap
-from fleetbed.emulator.limits.plan import Cap, quota_for, with_headroom
+from fleetbed.emulator.limits.plan import Cap, quota_for, weight_for, with_headroom
 
 BACKEND = "cgroup v1"
+WEIGHT_OF_CORE, SMALLEST_WEIGHT = 1024, 2  # of the kernel's default for a group, and its least
 
 
 class MemoryV1:
@@ -64,6 +65,7 @@ class CpuV1:
         quota = quota_for(allowed)
         cgroup.write(self._folder / "cpu.cfs_period_us", quota.period_us)
         cgroup.write(self._folder / "cpu.cfs_quota_us", quota.quota_us)
+        cgroup.write(self._folder / "cpu.shares", weight_for(allowed, WEIGHT_OF_CORE, SMALLEST_WEIGHT))
         note = f"an outer group allows only {outer:g} cores" if allowed < asked else ""
         return cpu_cap(BACKEND, asked, _cores(self._folder), note)
 

@@ -13,9 +13,10 @@ import psutil
 from fleetbed.emulator.limits import cgroup
 from fleetbed.emulator.limits.cgroup import members, read_entry, read_words, upwards
 from fleetbed.emulator.limits.knobs import cpu_cap, memory_cap
-from fleetbed.emulator.limits.plan import Cap, quota_for, with_headroom
+from fleetbed.emulator.limits.plan import Cap, quota_for, weight_for, with_headroom
 
 BACKEND = "cgroup v2"
+WEIGHT_OF_CORE, SMALLEST_WEIGHT = 100, 1  # of the kernel's default for a group, and its least
 HOST_LEAF = "fleetbed-host"  # where the processes of a delegated group go while it has limited children
 
 
@@ -80,6 +81,7 @@ class CpuV2:
         quota = quota_for(asked)
         file = self._folder / "cpu.max"
         cgroup.write(file, f"{quota.quota_us} {quota.period_us}")
+        cgroup.write(self._folder / "cpu.weight", weight_for(asked, WEIGHT_OF_CORE, SMALLEST_WEIGHT))
         kept, period = map(_number, file.read_text().split())
         return cpu_cap(BACKEND, asked, None if isinf(kept) else kept / period)
 

@@ -38,6 +38,20 @@ def test_filled_holes_are_out_of_use() -> None:
     run_in_fork(work)
 
 
+def test_what_is_freed_at_the_top_stays_until_it_is_let_go() -> None:
+    def work() -> None:
+        heap.fill_holes()
+        before = heap.top()
+        heap.keep_top()
+        for address in [heap.LIBC.malloc(PIECE) for _ in range(400)]:
+            heap.LIBC.free(address)
+        assert heap.top() - before > 300 * PIECE
+        heap.let_go()
+        assert heap.top() - before < LARGE
+
+    run_in_fork(work)
+
+
 def test_what_is_claimed_is_all_that_is_free() -> None:
     def work() -> None:
         holes, walls = make_holes(100)

@@ -42,19 +42,31 @@ def test_late_wake_ups_do_not_add_up() -> None:
         clock.now += 0.03  # the step's own work
         pacer.step()
     assert pacer.finish(5.0) == pytest.approx(5.001)
-    assert len(clock.slept) == 50
+    assert len(clock.slept) == 50  # the first step is followed by the second at once, the last by the end
 
 
 def test_a_late_step_is_made_up_for_by_the_next() -> None:
     clock = Clock()
     pacer = Pacer(0.1, clock, clock.sleep)
+    pacer.step()
     clock.now += 0.25
-    pacer.step()  # due at 0.1: late
+    pacer.step()  # the third was to start at 0.1: late
     clock.now += 0.01
-    pacer.step()  # due at 0.2: still late
+    pacer.step()  # at 0.2: still late
     assert clock.slept == []
-    pacer.step()  # due at 0.3
+    pacer.step()  # at 0.3
     assert clock.now == pytest.approx(100.301)
+
+
+def test_a_client_is_at_most_one_step_ahead_of_its_plan() -> None:
+    clock = Clock()
+    pacer = Pacer(0.1, clock, clock.sleep)
+    starts = []
+    for _ in range(5):
+        starts.append(clock.now - 100)
+        clock.now += 0.01
+        pacer.step()
+    assert starts == pytest.approx([0, 0.01, 0.101, 0.201, 0.301])
 
 
 def test_work_beside_the_steps_belongs_to_the_plan() -> None:
@@ -96,6 +108,7 @@ def test_time_is_compressed_where_the_host_is_faster_than_the_fleet() -> None:
 def test_admitted_load_and_ceiling() -> None:
     assert pacing.capacity(2) == pytest.approx(1.2)
     assert pacing.ceiling_cores(0.4) == pytest.approx(0.8)
+    assert pacing.ceiling_cores(0.4, may_quicken=True) == pytest.approx(1.2)  # twice what it may come to: 0.6
 
 
 def test_a_dilation_that_the_host_cannot_honour_is_refused() -> None:

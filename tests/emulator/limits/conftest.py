@@ -16,6 +16,7 @@ V2_FILES = {
     "cgroup.procs": "",
     "cgroup.subtree_control": "",
     "cpu.max": "max 100000",
+    "cpu.weight": "100",
     "cpu.stat": "usage_usec 2500000\nthrottled_usec 1500000\n",
     "memory.max": "max",
     "memory.swap.max": "max",
@@ -27,6 +28,7 @@ V2_FILES = {
 V1_FILES = {
     "cgroup.procs": "",
     "cpu.cfs_quota_us": "-1",
+    "cpu.shares": "1024",
     "cpu.cfs_period_us": "100000",
     "cpu.stat": "nr_throttled 4\nthrottled_time 250000000\n",
     "memory.limit_in_bytes": "9223372036854771712",

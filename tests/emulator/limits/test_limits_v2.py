@@ -20,6 +20,7 @@ def test_limits_are_written_and_read_back(v2_host: Any) -> None:
     assert (memory.status, memory.got, memory.note) == ("enforced", with_headroom(100_000_000), "")
     (leaf,) = v2_host.own.glob("fleetbed-*/client-007")
     assert (leaf / "cpu.max").read_text() == "25000 100000"
+    assert (leaf / "cpu.weight").read_text() == "25"
     assert (leaf / "memory.swap.max").read_text() == "0"
 
 
