@@ -12,7 +12,7 @@ from collections import deque
 from fleetbed.emulator.pacing import BUSY_LOAD, LARGEST_LOAD
 
 #: so many tasks are looked back on, and before so many have ended nothing is changed
-LOOKED_AT, ENOUGH = 20, 10
+LOOKED_AT, ENOUGH = 40, 10
 #: measured over planned; a late wake-up is not lateness
 ON_TIME = 1.01
 
@@ -34,5 +34,5 @@ class Dilation:
         late = overrun if overrun > ON_TIME else 0.0
         self._needed.append(dilation * max(load / BUSY_LOAD, late))
         if len(self._needed) >= ENOUGH:
-            # nine of ten of those tasks would have been on time
-            self.now = max(self._smallest, statistics.quantiles(self._needed, n=10)[-1])
+            # nineteen of twenty of those tasks would have been on time
+            self.now = max(self._smallest, statistics.quantiles(self._needed, n=20, method="inclusive")[-1])

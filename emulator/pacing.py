@@ -15,8 +15,8 @@ from fleetbed.profiles.types import Device
 
 #: the part of a core that the fastest device fills by its reference times, where nothing is known of its tasks yet
 LARGEST_LOAD = 0.6
-#: the part that nine of ten tasks may really fill: beyond it, paced clients slow each other by more than they make up for
-BUSY_LOAD = 0.9
+#: the part that nineteen of twenty tasks may really fill: the rest is for what the host does beside
+BUSY_LOAD = 0.95
 
 
 class Pacer:
@@ -68,7 +68,7 @@ def share(slowdown: float, dilation: float) -> float:
 
 
 def ceiling_cores(share: float, *, may_quicken: bool = False) -> float:
-    """The quota above the pacing: far enough not to be touched by a client that paces, at the quickest pace there is."""
+    """The quota above the pacing: far enough not to be touched by a client that paces, at its quickest."""
     return 2 * share * (BUSY_LOAD / LARGEST_LOAD if may_quicken else 1.0)
 
 

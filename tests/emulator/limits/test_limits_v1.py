@@ -28,7 +28,9 @@ def test_limits_are_written_and_read_back(v1_host: Any) -> None:
     assert caps["cpu"].got == 0.25
     (leaf,) = v1_host.own.glob("fleetbed-*/client-007")
     assert int((leaf / "memory.limit_in_bytes").read_text()) == with_headroom(100_000_000)
-    (leaf,) = next(place for place in places(v1_host.proc) if "cpu" in place.controllers).own.glob("fleetbed-*/client-007")
+    (leaf,) = next(place for place in places(v1_host.proc) if "cpu" in place.controllers).own.glob(
+        "fleetbed-*/client-007"
+    )
     assert (leaf / "cpu.shares").read_text() == "256"
     limits.close()
     assert not list(v1_host.own.glob("fleetbed-*"))
