@@ -139,6 +139,8 @@ class Broker:
     # the host's side: processes, messages, deaths
 
     def _admit(self) -> None:
+        if not self._crew.waiting:
+            return
         for worker in self._crew.admit():
             if not worker.alive:
                 self._spawn(worker)
@@ -214,6 +216,8 @@ class Broker:
             except zmq.Again:
                 return
             self._hear(identity)
+            if not self._crew.busy:
+                return  # nobody owes an answer; who says hello now is heard in the next turn
 
     def _hear(self, identity: bytes) -> None:
         """Take the rest of a message."""

@@ -68,6 +68,11 @@ class Crew:
         seasoned = worker is None or worker.seasoned
         heapq.heappush(self._queue, (order.start_s, seasoned, order.task, _parts(order.load), order, places))
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there are orders that nobody has been given yet."""
+        return bool(self._queue)
+
     def admit(self) -> Iterator[Worker]:
         """Give orders out, by device start time, as long as the host can honour the load; gives who got one.
 
