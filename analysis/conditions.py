@@ -30,6 +30,7 @@ def _facts(run: Run) -> dict[str, str]:
     versions = {"fleetbed": run.meta.get("fleetbed_version", MISSING)} | (run.meta.get("versions") or {})
     dilation = timing.get("dilation")
     slowed = f", {digits(dilation)} host seconds per device second" if isinstance(dilation, (int, float)) else ""
+    slowed += " at first" if timing.get("adapts") else ""
     return {
         "Processor": f"{host.get('cpu', MISSING)}, {host.get('cores', MISSING)} cores",
         "Memory": data_bytes(host.get("memory_bytes")),

@@ -13,6 +13,8 @@ from fleetbed.emulator.pacing import BUSY_LOAD, LARGEST_LOAD
 
 #: so many tasks are looked back on, and before so many have ended nothing is changed
 LOOKED_AT, ENOUGH = 40, 10
+#: how many times slower than it began a run may become
+SLOWEST = 2.0
 #: measured over planned; a late wake-up is not lateness
 ON_TIME = 1.01
 
@@ -20,8 +22,9 @@ ON_TIME = 1.01
 class Dilation:
     def __init__(self, start: float, *, fixed: bool) -> None:
         self.now = start
-        self._fixed = fixed
+        self.fixed = fixed
         self._smallest = start * LARGEST_LOAD / BUSY_LOAD  # what the ceilings of the clients are made for
+        self._largest = start * SLOWEST  # a method that does more than it declares is late at any pace
         self._needed: deque[float] = deque(maxlen=LOOKED_AT)
 
     def note(self, *, dilation: float, load: float, overrun: float) -> None:
@@ -29,10 +32,11 @@ class Dilation:
 
         `load` is the part of a core that it would have filled on the fastest device of the fleet.
         """
-        if self._fixed:
+        if self.fixed:
             return
         late = overrun if overrun > ON_TIME else 0.0
         self._needed.append(dilation * max(load / BUSY_LOAD, late))
         if len(self._needed) >= ENOUGH:
             # nineteen of twenty of those tasks would have been on time
-            self.now = max(self._smallest, statistics.quantiles(self._needed, n=20, method="inclusive")[-1])
+            wanted = statistics.quantiles(self._needed, n=20, method="inclusive")[-1]
+            self.now = min(self._largest, max(self._smallest, wanted))

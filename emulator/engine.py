@@ -168,8 +168,8 @@ class Engine:
         assert isinstance(outcome.answer, Trained)
         if task.dilation is not None and task.compute_start_s is not None:
             measured_s = outcome.answer.seconds / task.dilation
-            if task.measured_s is None:
-                self._measured(task, measured_s, outcome.answer.cpu_s)
+            if measured_s > (task.measured_s or 0.0):  # else it is done again, or back at its real end
+                self._measured(task, measured_s, outcome.answer)
             if task.compute_start_s + measured_s > now_s:  # it overran its plan: put back at its real end
                 self._outcomes[task.number] = outcome
                 end_s = task.compute_start_s + measured_s
@@ -204,16 +204,15 @@ class Engine:
         flaw = self._flaws.get(task.number, "")
         self._end(task, "refused" if flaw else "ok", flaw)
 
-    def _measured(self, task: Task, measured_s: float, cpu_s: float) -> None:
+    def _measured(self, task: Task, measured_s: float, answer: Trained) -> None:
         """How a paced task kept to its plan, from which the pace of the next ones follows."""
         task.measured_s = measured_s
         if not task.plan_s:
             return
         task.overrun = measured_s / task.plan_s
-        who = self.participants[task.client]
-        if self._dilation is not None and task.dilation is not None and who.spec.device.trains_on == "cpu":
-            share = cpu_s / (task.plan_s * task.dilation)
-            load = share * self._largest_share / who.share
+        if self._dilation is not None and task.dilation is not None and answer.gpu_peak_bytes is None:
+            share = answer.cpu_s / (task.plan_s * task.dilation)
+            load = share * self._largest_share / self.participants[task.client].share
             self._dilation.note(dilation=task.dilation, load=load, overrun=task.overrun)
 
     def _end(self, task: Task, outcome: str, detail: str) -> None:

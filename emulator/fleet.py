@@ -31,7 +31,7 @@ class Fleet:
         experiment = layout.config.experiment
         self._mode = experiment.processes
         self._paced = experiment.timing.source == "enforced"
-        self._auto = experiment.timing.dilation == "auto"
+        self._auto = self._paced and experiment.timing.dilation == "auto"
         self._broker: Broker | None = None
         self._trials = 0
         self.executor: Executor
@@ -113,14 +113,15 @@ class Fleet:
 
     def _plan(self, who: Participant) -> LimitPlan:
         device = who.spec.device
+        share = pacing.quickest(who.share) if self._auto else who.share
         gpu = None
         if device.trains_on == "gpu":
-            gpu = GpuPlan(share=min(1.0, who.share), memory_bytes=who.cap_bytes)
+            gpu = GpuPlan(share=min(1.0, share), memory_bytes=who.cap_bytes)
         return LimitPlan(
             who.worker,
             memory_bytes=who.cap_bytes if who.capped else None,
             lent_bytes=who.lent_bytes,
-            cpu_cores=pacing.ceiling_cores(who.share, may_quicken=self._auto) if self._paced else None,
+            cpu_cores=pacing.ceiling_cores(share) if self._paced else None,
             gpu=gpu,
         )
 

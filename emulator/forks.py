@@ -63,9 +63,17 @@ def warm(work: Callable[[], None]) -> None:
     """
     if not torch.backends.cuda.is_built():
         work()
-        heap.keep_top()
         return
     run_in_fork(work)
+
+
+def keep_what_steps_free() -> None:
+    """Have the forks keep, until a task's end, what each of its steps frees and the next one needs again.
+
+    Call it when every model in use was warmed up here: malloc has learned by then which sizes to keep.
+    """
+    if not torch.backends.cuda.is_built():
+        heap.keep_top()
 
 
 def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:

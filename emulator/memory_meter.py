@@ -19,7 +19,7 @@ from fleetbed.emulator.algorithm import Client, Context
 from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.data import Dataset, Split
 from fleetbed.emulator.data.store import Meta
-from fleetbed.emulator.forks import die_with, ready_to_fork, run_in_fork, warm
+from fleetbed.emulator.forks import die_with, keep_what_steps_free, ready_to_fork, run_in_fork, warm
 from fleetbed.emulator.limits import Group, LimitPlan, best_limits
 from fleetbed.emulator.worker import serve
 from fleetbed.emulator.workplace import Workplace
@@ -99,6 +99,7 @@ def _zygote(case: Case, address: str, shelf: int, group: Group) -> None:
     """As that of a run: what earlier cases left in the heap is not in the way of this one."""
     here = workplace(case)
     warm(here.warm_up)
+    keep_what_steps_free()
     ready_to_fork()
 
     def client() -> None:

@@ -67,9 +67,14 @@ def share(slowdown: float, dilation: float) -> float:
     return 1 / (slowdown * dilation)
 
 
-def ceiling_cores(share: float, *, may_quicken: bool = False) -> float:
-    """The quota above the pacing: far enough not to be touched by a client that paces, at its quickest."""
-    return 2 * share * (BUSY_LOAD / LARGEST_LOAD if may_quicken else 1.0)
+def quickest(share: float) -> float:
+    """The largest share that this one may become where the pace is found as a run goes on."""
+    return share * BUSY_LOAD / LARGEST_LOAD
+
+
+def ceiling_cores(share: float) -> float:
+    """The quota above the pacing: far enough not to be touched by a client that paces."""
+    return 2 * share
 
 
 def capacity(cores: int) -> float:
@@ -94,6 +99,6 @@ def check_dilation(dilation: float, slowdowns: Mapping[str, float], busy_to_alon
         needed = share(slowdowns[fastest], dilation) / busy_to_alone
         raise HostCannot(
             f"timing.dilation: {dilation:g} is too small for this host: {fastest} would need {needed:.2f} of "
-            f"a core, and {LARGEST_LOAD:g} is the most that can be held exactly; use `auto`, or "
-            f"{smallest:.3g} or more, or timing.source `calibrated`, which needs no real time"
+            f"a core, and {LARGEST_LOAD:g} is the most that is sure to be held; use `auto`, which finds out "
+            f"what can be, or {smallest:.3g} or more, or timing.source `calibrated`, which needs no real time"
         )

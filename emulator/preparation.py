@@ -40,6 +40,7 @@ class Prepared:
         return {
             "source": source,
             "dilation": None if self.dilation is None else self.dilation.now,
+            "adapts": self.dilation is not None and not self.dilation.fixed,
             "host_alone_gflops": None if rate is None else rate.alone_gflops,
             "host_busy_gflops": None if rate is None else rate.busy_gflops,
         }
@@ -77,7 +78,8 @@ def prepare_fresh(layout: Layout, fleet: Fleet, watch: Watch) -> Fresh:
     watch.say(_summary(variants, len(choices)))
     dilation = _dilation(layout, variants, calibration)
     if dilation is not None and dilation > 1:
-        watch.say(f"the fleet is faster than this host: a device second takes {dilation:.2f} host seconds, or fewer")
+        at_first = " at first" if layout.config.experiment.timing.dilation == "auto" else ""
+        watch.say(f"the fleet is faster than this host: a device second takes {dilation:.2f} host seconds{at_first}")
     participants = make_participants(layout, variants, planner, dilation)
     method = layout.method([who.client for who in participants.values()])
     state = method.setup()

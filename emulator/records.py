@@ -121,6 +121,9 @@ class Records:
         if fresh:
             self._db.executescript("BEGIN;" + SCHEMA + "COMMIT;")
             self.set_meta(schema_version=SCHEMA_VERSION)
+        elif "dilation" not in {name for _, name, *_ in self._db.execute("PRAGMA table_info(tasks)")}:
+            # a run from before tasks had one of their own goes on
+            self._db.execute("ALTER TABLE tasks ADD COLUMN dilation REAL")
 
     def set_meta(self, **values: Any) -> None:
         rows = [{"key": key, "value": msgspec.json.encode(value).decode()} for key, value in values.items()]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fleetbed.emulator import heap
 from fleetbed.emulator.algorithm import Algorithm, Client, Context, Reply, Target
 from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.bundle import Bundle
@@ -132,6 +133,8 @@ class Workplace:
 
     def measure(self, order: Measure) -> Measured:
         """The reference time of a pass: hot, and (the broker sees to it) alone."""
+        if not order.once:  # a client's heap keeps what a step frees; here, where no cap counts it, for all sizes
+            heap.keep()
         torch.manual_seed(derive(self.context.seed, "measure"))
         model = self.context.family.build(order.variant, self.context.spec).train()
         once = self._pass(order, model)

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import setproctitle
 
-from fleetbed.emulator.forks import fork, ready_to_fork, warm
+from fleetbed.emulator.forks import fork, keep_what_steps_free, ready_to_fork, warm
 from fleetbed.emulator.limits import Group, Limits, best_limits
 from fleetbed.emulator.messages import (
     Configure,
@@ -108,6 +108,8 @@ class Zygote:
             self._workplace = Workplace.open(setup)
             # in the zygote's own cgroup, or the first client would pay for the pages that all share
             warm(self._workplace.warm_up)
+            if setup.clients:  # else nobody knows yet which models they train
+                keep_what_steps_free()
         except Exception as error:  # noqa: BLE001 - told to the broker, which ends the run with it
             self._say(Trouble(None, f"{type(error).__name__}: {error}"))
             return

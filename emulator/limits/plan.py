@@ -27,7 +27,7 @@ class LimitPlan(Struct, frozen=True):
 
     name: str
     memory_bytes: int | None = None
-    cpu_cores: float | None = None  # the ceiling, twice the share that the client is paced to
+    cpu_cores: float | None = None  # the ceiling, twice the largest share that the client is paced to
     gpu: GpuPlan | None = None
     lent_bytes: int = 0  # of its memory, what it trains in without being charged for it
 

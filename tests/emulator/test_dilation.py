@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetbed.emulator.dilation import ENOUGH, LOOKED_AT, Dilation
+from fleetbed.emulator.dilation import ENOUGH, LOOKED_AT, SLOWEST, Dilation
 from fleetbed.emulator.pacing import BUSY_LOAD, LARGEST_LOAD
 
 
@@ -53,6 +53,11 @@ def test_what_is_long_past_is_forgotten() -> None:
 def test_it_is_never_quicker_than_the_ceilings_of_the_clients_allow() -> None:
     dilation = Dilation(2.0, fixed=False)
     assert noted(dilation, 100, load=0.1) == pytest.approx(2.0 * LARGEST_LOAD / BUSY_LOAD)
+
+
+def test_a_method_that_does_more_than_it_declares_does_not_slow_a_run_down_for_ever() -> None:
+    dilation = Dilation(2.0, fixed=False)
+    assert noted(dilation, 1000, load=0.5, overrun=1.05) == 2.0 * SLOWEST
 
 
 def test_a_number_that_was_asked_for_stays() -> None:

@@ -108,7 +108,7 @@ def test_time_is_compressed_where_the_host_is_faster_than_the_fleet() -> None:
 def test_admitted_load_and_ceiling() -> None:
     assert pacing.capacity(2) == pytest.approx(1.2)
     assert pacing.ceiling_cores(0.4) == pytest.approx(0.8)
-    assert pacing.ceiling_cores(0.4, may_quicken=True) == pytest.approx(0.8 * 0.95 / 0.6)
+    assert pacing.quickest(0.3) == pytest.approx(0.475)  # where six tenths become 95 hundredths
 
 
 def test_a_dilation_that_the_host_cannot_honour_is_refused() -> None:
@@ -118,6 +118,7 @@ def test_a_dilation_that_the_host_cannot_honour_is_refused() -> None:
         pacing.check_dilation(1.0, slowdowns, 120 / 180)
     assert str(caught.value) == (
         "timing.dilation: 1 is too small for this host: fast-board would need 0.75 of a core, and 0.6 is the most "
-        "that can be held exactly; use `auto`, or 1.25 or more, or timing.source `calibrated`, which needs no real time"
+        "that is sure to be held; use `auto`, which finds out what can be, or 1.25 or more, or timing.source "
+        "`calibrated`, which needs no real time"
     )
     assert caught.value.exit_code == 3

@@ -13,6 +13,17 @@ import pytest
 from fleetbed.emulator.records import Records
 
 
+def test_a_run_from_before_tasks_had_a_dilation_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    Records(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("ALTER TABLE tasks DROP COLUMN dilation")
+    records = Records(path)
+    assert records.rows("SELECT dilation FROM tasks") == []
+    records.close()
+    Records(path).close()
+
+
 class Interrupted(sqlite3.Connection):
     """Ctrl-C comes right after the statement that begins with this word."""
 

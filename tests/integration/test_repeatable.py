@@ -15,9 +15,11 @@ from small_runs import TINIER, query
 
 from fleetbed.emulator.broker import Broker
 from fleetbed.emulator.calibration import Calibration, HostRate, Store, host_fingerprint
+from fleetbed.emulator.forecast import forecast
 from fleetbed.emulator.study import start_study
 from fleetbed.emulator.watch import Watch
 from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.experiment import runs
 from fleetbed.profiles.resolve import load_experiment
 
 Start = Callable[..., Path]
@@ -114,6 +116,24 @@ def test_an_enforced_run_is_replayed_with_its_merges_and_device_times(go: Start,
     assert query(replayed, columns) == query(enforced, columns)
     assert query(replayed, ROUNDS) == query(enforced, ROUNDS)
     assert weights(replayed) == weights(enforced)
+
+
+@pytest.mark.slow
+def test_the_pace_of_an_enforced_run_follows_from_its_tasks_and_is_told_as_it_begins(go: Start) -> None:
+    calibrate()
+    sets = ("timing.source=enforced", "rounds=5")
+    (config,) = runs(load_experiment("demo", (), (*TINIER, "participation.ratio=0.5", *sets)))
+    told = forecast(config, search=(), watch=Watch())
+    folder = go("found", *sets)
+    first, *later = [dilation for (dilation,) in query(folder, "SELECT dilation FROM tasks ORDER BY task")]
+    assert told.dilation == pytest.approx(first)
+    assert set(later[:11]) == {first}  # of the first three rounds: when they began, too few had ended
+    assert len(later) == 19
+    assert first not in later[11:]
+    start = query(folder, "SELECT json_extract(value, '$.dilation') FROM meta WHERE key = 'timing'")
+    assert start == [(first,)]
+    fixed = go("fixed", *sets, f"timing.dilation={2 * first}")
+    assert query(fixed, "SELECT DISTINCT dilation FROM tasks") == [(pytest.approx(2 * first),)]
 
 
 def test_a_replay_cuts_tasks_to_the_steps_that_fitted_the_deadline(go: Start, tmp_path: Path) -> None:
