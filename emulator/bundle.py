@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -39,6 +40,12 @@ class Bundle:
             if tensor.is_floating_point() and not math.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
                 return name
         return None
+
+
+def unsupported(name: str, tensor: Tensor, known: Iterable[torch.dtype]) -> TypeError:
+    """What to tell the author of a method that sends or keeps such a tensor."""
+    kinds = ", ".join(str(dtype).removeprefix("torch.") for dtype in known)
+    return TypeError(f"tensor {name!r} is {tensor.dtype}, which can be neither sent nor kept; convert it to one of {kinds}")
 
 
 def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

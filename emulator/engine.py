@@ -95,7 +95,10 @@ class Engine:
             if task.compute_end_s is not None:
                 outcome = self.executor.wait(task.number)
                 if outcome.kind != "ok":
-                    raise FleetbedError(f"task {task.number} was done before and failed now: {outcome.detail}")
+                    raise FleetbedError(
+                        f"task {task.number} was done before and failed now: {outcome.detail}; if that is the host's doing, "
+                        f"mend it and go on with --resume again, nothing that was merged is lost"
+                    )
                 self._take_reply(task, outcome)
             if task.outcome:  # its row was taken back together with those that will happen again
                 self._write(task)

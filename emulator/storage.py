@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.bundle import Bundle, unsupported
 from fleetbed.profiles.errors import FleetbedError
 
 #: as safetensors calls them
@@ -24,6 +24,7 @@ DTYPES = {
     torch.int64: "I64",
     torch.int32: "I32",
     torch.int16: "I16",
+    torch.int8: "I8",
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
@@ -55,6 +56,9 @@ def write_atomically(path: Path, write: Callable[[Path], object], over: Path | N
 
 
 def save_bundle(path: Path, bundle: Bundle, over: Path | None = None) -> None:
+    for name, tensor in bundle.tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise unsupported(name, tensor, DTYPES)
     arrays = {name: tensor.numpy(force=True) for name, tensor in bundle.tensors.items()}
     buffers = {name: _memory(array) for name, array in arrays.items()}
     values = json.dumps(bundle.values, sort_keys=True)

@@ -20,7 +20,7 @@ import zmq
 from msgspec import Meta, Struct
 from torch import Tensor
 
-from fleetbed.emulator.bundle import Bundle, Value
+from fleetbed.emulator.bundle import Bundle, Value, unsupported
 
 MAX_TENSORS = 20_000
 MAX_MESSAGE_BYTES = 4 << 30
@@ -44,6 +44,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "i64": np.dtype(np.int64),
     "i32": np.dtype(np.int32),
     "i16": np.dtype(np.int16),
+    "i8": np.dtype(np.int8),
     "u8": np.dtype(np.uint8),
     "b1": np.dtype(np.bool_),
 }
@@ -101,8 +102,11 @@ def pack(bundle: Bundle) -> list[Buffer]:
     buffers: list[Buffer] = []
     inline = 0
     for name, tensor in bundle.tensors.items():
+        dtype = DTYPE_NAMES.get(tensor.dtype)
+        if dtype is None:
+            raise unsupported(name, tensor, DTYPE_NAMES)
         array = tensor.numpy(force=True)
-        about = (name, DTYPE_NAMES[tensor.dtype], array.shape)
+        about = (name, dtype, array.shape)
         size = array.nbytes
         if size < SMALL_BYTES and inline + size <= MAX_INLINE_BYTES:
             specs.append((*about, array.tobytes()))

@@ -8,8 +8,9 @@ import pytest
 import safetensors.torch
 import torch
 
+from fleetbed.emulator import wire
 from fleetbed.emulator.bundle import Bundle
-from fleetbed.emulator.storage import Damaged, load_bundle, save_bundle, write_atomically
+from fleetbed.emulator.storage import DTYPES, Damaged, load_bundle, save_bundle, write_atomically
 
 
 def test_a_bundle_comes_back_as_it_was_stored(tmp_path: Path) -> None:
@@ -25,6 +26,25 @@ def test_a_bundle_comes_back_as_it_was_stored(tmp_path: Path) -> None:
         "view": [2.0, 3.0],
         "n": 3,
     }
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_kind_of_tensor_comes_back_from_disk_and_wire(tmp_path: Path, dtype: torch.dtype) -> None:
+    bundle = Bundle({"t": torch.tensor([0, 1, 1]).to(dtype)})
+    save_bundle(tmp_path / "b.safetensors", bundle)
+    for found in (load_bundle(tmp_path / "b.safetensors"), wire.unpack(wire.pack(bundle))):
+        assert found.tensors["t"].dtype == dtype
+        assert torch.equal(found.tensors["t"], bundle.tensors["t"])
+
+
+def test_what_can_be_neither_sent_nor_kept_is_said_with_what_can(tmp_path: Path) -> None:
+    bundle = Bundle({"t": torch.zeros(2, dtype=torch.bfloat16)})
+    sentence = r"tensor 't' is torch\.bfloat16, which can be neither sent nor kept; convert it to one of float"
+    with pytest.raises(TypeError, match=sentence):
+        wire.pack(bundle)
+    with pytest.raises(TypeError, match=sentence):
+        save_bundle(tmp_path / "b.safetensors", bundle)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:

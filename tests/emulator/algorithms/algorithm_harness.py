@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fleetbed.emulator import wire
 from fleetbed.emulator.algorithm import Algorithm, Arrival, Client, Context, Merged, Reply, Target
 from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.bundle import Bundle
@@ -217,14 +218,14 @@ def advance(bed: Bed, method: Algorithm, so_far: Run, clients: Sequence[Client],
         work = method.work(so_far.state, client, stage)
         message = method.send(so_far.state, client, stage, so_far.task)
         untouched = frozen(message)
-        job = bed.job(client, message, so_far.kept.get(client.number), so_far.task)
+        job = bed.job(client, travelled(message), so_far.kept.get(client.number), so_far.task)
         torch.manual_seed(job.seed("model"))
         reply = method.client(job, stage)
         assert (job.steps, job.samples) == (work.steps, work.steps * work.batch), "declared other work than it did"
-        assert same(message, untouched), "the client changed what it was sent"
+        assert same(job.message, untouched), "the client changed what it was sent"
         assert reply.message.first_not_finite() is None
         sent = Bundle(dict(message.tensors), message.values)
-        arrivals.append(Arrival(client=client, sent=sent, message=reply.message, weight=weight))
+        arrivals.append(Arrival(client=client, sent=sent, message=travelled(reply.message), weight=weight))
         replies.append(reply)
         so_far.task += 1
     handed_in = [frozen(a.message) for a in arrivals]
@@ -239,6 +240,11 @@ def advance(bed: Bed, method: Algorithm, so_far: Run, clients: Sequence[Client],
     so_far.sent.append([a.sent for a in arrivals])
     so_far.replies.append(replies)
     so_far.merged.append(merged)
+
+
+def travelled(bundle: Bundle) -> Bundle:
+    """As it arrives at the other side of a wire."""
+    return wire.unpack([bytes(frame) for frame in wire.pack(bundle)])
 
 
 def frozen(bundle: Bundle) -> Bundle:
