@@ -15,8 +15,8 @@ from fleetbed.profiles.types import Device
 
 #: the part of a core that the fastest device fills by its reference times, where nothing is known of its tasks yet
 LARGEST_LOAD = 0.6
-#: the part that nineteen of twenty tasks may really fill: the rest is for what the host does beside
-BUSY_LOAD = 0.95
+#: the part that a task may really fill: the rest is for what the host does beside
+BUSY_LOAD = 0.9
 
 
 class Pacer:

@@ -108,7 +108,7 @@ def test_time_is_compressed_where_the_host_is_faster_than_the_fleet() -> None:
 def test_admitted_load_and_ceiling() -> None:
     assert pacing.capacity(2) == pytest.approx(1.2)
     assert pacing.ceiling_cores(0.4) == pytest.approx(0.8)
-    assert pacing.quickest(0.3) == pytest.approx(0.475)  # where six tenths become 95 hundredths
+    assert pacing.quickest(0.3) == pytest.approx(0.45)  # where six tenths become nine
 
 
 def test_a_dilation_that_the_host_cannot_honour_is_refused() -> None:
