@@ -45,7 +45,9 @@ class Bundle:
 def unsupported(name: str, tensor: Tensor, known: Iterable[torch.dtype]) -> TypeError:
     """What to tell the author of a method that sends or keeps such a tensor."""
     kinds = ", ".join(str(dtype).removeprefix("torch.") for dtype in known)
-    return TypeError(f"tensor {name!r} is {tensor.dtype}, which can be neither sent nor kept; convert it to one of {kinds}")
+    return TypeError(
+        f"tensor {name!r} is {tensor.dtype}, which can be neither sent nor kept; convert it to one of {kinds}"
+    )
 
 
 def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -96,8 +96,8 @@ class Engine:
                 outcome = self.executor.wait(task.number)
                 if outcome.kind != "ok":
                     raise FleetbedError(
-                        f"task {task.number} was done before and failed now: {outcome.detail}; if that is the host's doing, "
-                        f"mend it and go on with --resume again, nothing that was merged is lost"
+                        f"task {task.number} was done before and failed now: {outcome.detail}; if that is the host's "
+                        f"doing, mend it and go on with --resume again, nothing that was merged is lost"
                     )
                 self._take_reply(task, outcome)
             if task.outcome:  # its row was taken back together with those that will happen again
