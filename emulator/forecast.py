@@ -56,7 +56,8 @@ def forecast(config: RunConfig, *, search: Sequence[Path], watch: Watch) -> Fore
         (folder / "partition.json").write_bytes(layout.split.to_json())
         with closing(Fleet(layout, folder, watch.tick)) as fleet:
             prepared = prepare_fresh(layout, fleet, watch)
-        dilation = None if prepared.dilation is None else prepared.dilation.now  # nothing is measured below
+        if prepared.dilation is not None:
+            prepared.dilation.fixed = True  # nothing is measured below
         prepared.method.merge = _unmerged  # type: ignore[method-assign]
         with closing(Records(Path(":memory:"))) as records:
             echo = _Echo()
@@ -82,23 +83,21 @@ def forecast(config: RunConfig, *, search: Sequence[Path], watch: Watch) -> Fore
         unfit=len(layout.specs) - len(prepared.participants),
         tasks=len(rows),
         device_s=engine.progress.timeline.now_s,
-        host_s=_host_s(prepared, dilation, rows, echo.evaluations * test_flops),
-        dilation=dilation,
+        host_s=_host_s(prepared, rows, echo.evaluations * test_flops),
+        dilation=None if prepared.dilation is None else prepared.dilation.now,
         disk_bytes=_disk_bytes(prepared, len(rows)),
     )
 
 
-def _host_s(
-    prepared: Fresh, dilation: float | None, rows: list[tuple[int, float, float]], evaluated_flops: float
-) -> float | None:
+def _host_s(prepared: Fresh, rows: list[tuple[int, float, float]], evaluated_flops: float) -> float | None:
     """The sum of the work over what the host admits at once; waiting for stragglers in paced runs comes on top."""
     if prepared.calibration is None:
         return None
     rate = EFFICIENCY * prepared.calibration.rate.alone_gflops * 1e9
     cores = host.cores()
-    if dilation is None:
+    if prepared.dilation is None:
         return (sum(flops for _, _, flops in rows) + evaluated_flops) / rate / cores
-    load = sum(plan_s * dilation * prepared.participants[client].share for client, plan_s, _ in rows)
+    load = sum(plan_s * prepared.dilation.now * prepared.participants[client].share for client, plan_s, _ in rows)
     return load / pacing.capacity(cores) + evaluated_flops / rate
 
 

@@ -76,10 +76,10 @@ def prepare_fresh(layout: Layout, fleet: Fleet, watch: Watch) -> Fresh:
         choices = try_out(layout, choices, fleet)
     variants = {number: choice.variant for number, choice in choices.items() if choice.variant is not None}
     watch.say(_summary(variants, len(choices)))
-    dilation = _dilation(layout, variants, calibration)
-    if dilation is not None and dilation > 1:
-        at_first = " at first" if layout.config.experiment.timing.dilation == "auto" else ""
-        watch.say(f"the fleet is faster than this host: a device second takes {dilation:.2f} host seconds{at_first}")
+    dilation = _pace(layout, _dilation(layout, variants, calibration))
+    if dilation is not None and dilation.now > 1:
+        seconds = f"{dilation.now:.2f} host seconds{'' if dilation.fixed else ' at first'}"
+        watch.say(f"the fleet is faster than this host: a device second takes {seconds}")
     participants = make_participants(layout, variants, planner, dilation)
     method = layout.method([who.client for who in participants.values()])
     state = method.setup()
@@ -94,7 +94,7 @@ def prepare_fresh(layout: Layout, fleet: Fleet, watch: Watch) -> Fresh:
         participants=participants,
         planner=planner,
         method=method,
-        dilation=_pace(layout, dilation),
+        dilation=dilation,
         calibration=calibration,
         recording=recording,
         state=state,
@@ -115,21 +115,22 @@ def prepare_again(
     """A run that goes on keeps what it decided, and the calibration that it decided it by."""
     recording = _recording(layout)
     planner, _ = _planner(layout, fleet, calibration, recording, watch)
-    participants = make_participants(layout, variants, planner, dilation)
+    pace = _pace(layout, dilation)
+    participants = make_participants(layout, variants, planner, pace)
     method = layout.method([who.client for who in participants.values()])
     _lend(layout, method, method.setup(), participants)
     return Prepared(
         participants=participants,
         planner=planner,
         method=method,
-        dilation=_pace(layout, dilation),
+        dilation=pace,
         calibration=calibration,
         recording=recording,
     )
 
 
 def make_participants(
-    layout: Layout, variants: dict[int, str], planner: Planner, dilation: float | None
+    layout: Layout, variants: dict[int, str], planner: Planner, dilation: Dilation | None
 ) -> dict[int, Participant]:
     found = {}
     assigned = layout.assigned
@@ -141,7 +142,7 @@ def make_participants(
             client=Client(number, variant, len(layout.split.train[number])),
             cap_bytes=int(spec.device.cap_mib * MIB),
             capped=number not in assigned,
-            share=1.0 if dilation is None or slowdown is None else pacing.share(slowdown, dilation),
+            share=1.0 if dilation is None or slowdown is None else pacing.share(slowdown, dilation.now),
         )
     return found
 
