@@ -28,19 +28,24 @@ def conditions(runs: Sequence[Run]) -> str:
 def _facts(run: Run) -> dict[str, str]:
     host, timing = run.meta.get("host") or {}, run.meta.get("timing") or {}
     versions = {"fleetbed": run.meta.get("fleetbed_version", MISSING)} | (run.meta.get("versions") or {})
-    dilation = timing.get("dilation")
-    slowed = f", {digits(dilation)} host seconds per device second" if isinstance(dilation, (int, float)) else ""
-    slowed += " at first" if timing.get("adapts") else ""
     return {
         "Processor": f"{host.get('cpu', MISSING)}, {host.get('cores', MISSING)} cores",
         "Memory": data_bytes(host.get("memory_bytes")),
         "GPU": str(host.get("gpu") or "none"),
         "Kernel, Python": f"{host.get('kernel', MISSING)}, {host.get('python', MISSING)}",
         "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-        "Timing": f"{timing.get('source', MISSING)}{slowed}",
+        "Timing": f"{timing.get('source', MISSING)}{_slowed(run)}",
         "Calibration": str((run.meta.get("calibration") or {}).get("id") or "none"),
         "Started": str(run.meta.get("started") or MISSING),
     }
+
+
+def _slowed(run: Run) -> str:
+    found = sorted(task.dilation for task in run.tasks if task.dilation is not None)
+    if not found:
+        return ""
+    least, most = digits(found[0]), digits(found[-1])
+    return f", {least if least == most else f'{least} to {most}'} host seconds per device second"
 
 
 def _caps(run: Run) -> str:

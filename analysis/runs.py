@@ -88,6 +88,7 @@ class Task(Struct, frozen=True):
     host_start_s: float | None
     host_end_s: float | None
     plan_s: float
+    dilation: float | None
     measured_s: float | None
     overrun: float | None
     cpu_s: float | None
@@ -271,5 +272,6 @@ def _read(folder: Path, db: sqlite3.Connection) -> Run:
 
 
 def _table(db: sqlite3.Connection, table: str, row: type[Row], order: str) -> tuple[Row, ...]:
-    columns = ", ".join(row.__struct_fields__)
+    there = {name for _, name, *_ in db.execute(f"PRAGMA table_info({table})")}
+    columns = ", ".join(name if name in there else "NULL" for name in row.__struct_fields__)  # of an earlier version
     return tuple(row(*values) for values in db.execute(f"SELECT {columns} FROM {table} ORDER BY {order}"))

@@ -55,7 +55,7 @@ class Crew:
         self._services: list[Worker] = []
         self._capacity = _parts(capacity)
         self._load = 0  # of the orders of the busy
-        self._queue: list[tuple[float, bool, int, int, Order, list[Space]]] = []
+        self._queue: list[tuple[float, float, bool, int, int, Order, list[Space]]] = []
 
     def enlist(self, worker: Worker) -> None:
         self.workers[worker.name] = worker
@@ -66,7 +66,8 @@ class Crew:
         """Have an order wait, whose tensors lie in these places, until the host can honour it."""
         worker = self.workers.get(order.worker)
         seasoned = worker is None or worker.seasoned
-        heapq.heappush(self._queue, (order.start_s, seasoned, order.task, _parts(order.load), order, places))
+        urgency = (order.start_s, -order.expected_s, seasoned)
+        heapq.heappush(self._queue, (*urgency, order.task, _parts(order.load), order, places))
 
     @property
     def waiting(self) -> bool:
@@ -76,7 +77,8 @@ class Crew:
     def admit(self) -> Iterator[Worker]:
         """Give orders out, by device start time, as long as the host can honour the load; gives who got one.
 
-        Of those that start together the longest come first, so that all cores are busy to the end: a process's first.
+        Of those that start together the longest come first, and of equals a process's first, which takes a little
+        longer: so all cores are busy to the end.
         """
         while self._queue:
             *_, load, order, places = self._queue[0]
@@ -100,7 +102,7 @@ class Crew:
 
     def drop(self, task: int) -> Worker | None:
         """Nobody asks for this any more: it waits no longer. Gives who is at work on it and no longer need be."""
-        self._queue = [entry for entry in self._queue if entry[2] != task]
+        self._queue = [entry for entry in self._queue if entry[3] != task]
         heapq.heapify(self._queue)
         for worker in self.busy.values():
             if worker.order is not None and worker.order.task == task:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 
 from msgspec.structs import replace
 
-from fleetbed.emulator import wire
+from fleetbed.emulator import host, pacing, wire
 from fleetbed.emulator.executor import Executor, Order
 from fleetbed.emulator.layout import Layout
 from fleetbed.emulator.messages import Train
@@ -31,12 +31,14 @@ class Dispatcher:
         self._method = prepared.method
         self._planner = prepared.planner
         self._dilation = prepared.dilation
+        self._load_of = prepared.load_of
         self._recorded = None if prepared.recording is None else prepared.recording.flops
         self._executor = executor
         self._progress = progress
+        self._held: list[tuple[Task, list[wire.Buffer]]] = []  # paced, and not handed over yet
 
     def dispatch(self, client: int, host_s: float) -> Task:
-        """A new task for a client who is there: it downloads from now on, and the host may begin."""
+        """A new task for a client who is there: it downloads from now on, and the host may begin unless it is paced."""
         p, who = self._progress, self._participants[client]
         stage = self._method.needs.stages[p.policy.stage]
         message = self._method.send(p.state, who.client, stage, p.next_task)
@@ -50,8 +52,27 @@ class Dispatcher:
         p.tasks[task.number] = task
         p.sent[task.number] = message
         self.transfer(Kind.DOWNLOADED, task, size_bytes)
-        self.submit(task, frames)
+        if self._dilation is None:
+            self.submit(task, frames)
+        else:
+            self._held.append((task, frames))
         return task
+
+    def hand_over(self) -> None:
+        """Have the host begin with paced tasks that were dispatched together, at a pace that suits all under way."""
+        if not self._held or self._dilation is None:
+            return
+        dilation = self._dilation.of(self._spread())
+        for task, frames in self._held:
+            task.dilation, task.spread = dilation, self._dilation.spread(dilation)
+            self.submit(task, frames)
+        self._held.clear()
+
+    def _spread(self) -> float:
+        if self._layout.config.experiment.processes == "inline":  # one after the other
+            return 1.0
+        under_way = [task for task in self._progress.tasks.values() if task.compute_end_s is None]
+        return pacing.spread([(self._load_of(task.client), task.plan_s) for task in under_way], host.cores())
 
     def miss(self, client: int, host_s: float) -> Task:
         """A task for a client who is away: nothing is sent and nothing done."""
@@ -60,8 +81,6 @@ class Dispatcher:
 
     def submit(self, task: Task, frames: list[wire.Buffer]) -> None:
         who = self._participants[task.client]
-        if self._dilation is not None and task.dilation is None:  # else it is done again, as before
-            task.dilation = self._dilation.now
         dilation = task.dilation or 0.0
         expected_s = task.flops / 1e9 if task.dilation is None else task.plan_s * dilation
         self._executor.submit(
@@ -78,8 +97,9 @@ class Dispatcher:
                 ),
                 worker=who.worker,
                 frames=frames,
-                load=who.share,
+                load=self._load_of(task.client) / task.spread,
                 start_s=task.dispatched_s,
+                expected_s=expected_s,
                 limit_s=HANG_S + 20.0 * expected_s,
             )
         )

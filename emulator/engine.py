@@ -216,7 +216,7 @@ class Engine:
         if self._dilation is not None and task.dilation is not None and answer.gpu_peak_bytes is None:
             share = answer.cpu_s / (task.plan_s * task.dilation)
             load = share * self._largest_share / self.participants[task.client].share
-            self._dilation.note(dilation=task.dilation, load=load, overrun=task.overrun)
+            self._dilation.note(dilation=task.dilation, spread=task.spread, load=load, overrun=task.overrun)
 
     def _end(self, task: Task, outcome: str, detail: str) -> None:
         """A task's one outcome; the policy decides what follows from it."""
@@ -315,6 +315,7 @@ class Engine:
                 self._give_up(task, "the round was closed before it arrived")
         for client in decision.invite:
             self._invite(client)
+        self._dispatcher.hand_over()
         if decision.timer_s is not None:
             p.timeline.add(Event(p.timeline.now_s + decision.timer_s, Kind.TIMER, task=p.policy.opened))
         if decision.merge is not None:

@@ -27,13 +27,14 @@ SERVICE = "service"
 
 
 class Order(Struct, frozen=True, kw_only=True):
-    """One piece of work for a worker. Orders are admitted by `start_s`, in device time."""
+    """One piece of work for a worker. Orders are admitted by `start_s`, in device time, the longest first."""
 
     header: Train | Evaluate | Measure
     worker: str
     frames: list[wire.Buffer] = []
     load: float = 1.0  # the part of a core that it takes
     start_s: float = 0.0
+    expected_s: float = 0.0  # host seconds, or what goes with them
     limit_s: float = 600.0  # host seconds after which the worker counts as hung
 
     @property

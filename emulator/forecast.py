@@ -97,7 +97,7 @@ def _host_s(prepared: Fresh, rows: list[tuple[int, float, float]], evaluated_flo
     cores = host.cores()
     if prepared.dilation is None:
         return (sum(flops for _, _, flops in rows) + evaluated_flops) / rate / cores
-    load = sum(plan_s * prepared.dilation.now * prepared.participants[client].share for client, plan_s, _ in rows)
+    load = sum(plan_s * prepared.dilation.now * prepared.load_of(client) for client, plan_s, _ in rows)
     return load / pacing.capacity(cores) + evaluated_flops / rate
 
 

@@ -7,8 +7,9 @@ fills a share of 1 / (slowdown x dilation) of a core, and sleeps through the res
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fleetbed.profiles.errors import HostCannot
 from fleetbed.profiles.types import Device
@@ -17,6 +18,8 @@ from fleetbed.profiles.types import Device
 LARGEST_LOAD = 0.6
 #: the part that a task may really fill: the rest is for what the host does beside
 BUSY_LOAD = 0.9
+#: how many tasks share a core at most
+MOST_SPREAD = 3
 
 
 class Pacer:
@@ -80,6 +83,21 @@ def ceiling_cores(share: float) -> float:
 def capacity(cores: int) -> float:
     """How much load, as a sum of shares, may be paced at once."""
     return LARGEST_LOAD * cores
+
+
+def spread(tasks: Sequence[tuple[float, float]], cores: int) -> float:
+    """How many of these tasks, each a load and the device seconds that it takes, are to share a core.
+
+    Who shares one has time to make up for what the host takes from it, and together they fill the cores better than one
+    on each. But each takes longer: so only where all have as much to do, and not all of them at once.
+    """
+    longest_s = max((seconds for _, seconds in tasks), default=0.0)
+    if longest_s == 0:
+        return 1.0
+    turns = max(2, math.ceil(len(tasks) / (MOST_SPREAD * cores)))
+    at_once = math.ceil(len(tasks) / turns)
+    load = sum(load * seconds for load, seconds in tasks) / (longest_s * len(tasks))
+    return max(1.0, at_once * load / capacity(cores))
 
 
 def auto_dilation(slowdowns: Iterable[float], busy_to_alone: float) -> float:

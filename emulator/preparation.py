@@ -35,12 +35,18 @@ class Prepared:
     calibration: Calibration | None
     recording: Recording | None  # of the run that is replayed
 
+    def load_of(self, client: int) -> float:
+        """The part of a core that it fills while it trains, with all cores busy: its share is of one that is alone."""
+        share = self.participants[client].share
+        return (
+            share if self.dilation is None or self.calibration is None else share / self.calibration.rate.busy_to_alone
+        )
+
     def timing(self, source: str) -> dict[str, Any]:
         rate = None if self.calibration is None else self.calibration.rate
         return {
             "source": source,
             "dilation": None if self.dilation is None else self.dilation.now,
-            "adapts": self.dilation is not None and not self.dilation.fixed,
             "host_alone_gflops": None if rate is None else rate.alone_gflops,
             "host_busy_gflops": None if rate is None else rate.busy_gflops,
         }
@@ -78,7 +84,11 @@ def prepare_fresh(layout: Layout, fleet: Fleet, watch: Watch) -> Fresh:
     watch.say(_summary(variants, len(choices)))
     dilation = _pace(layout, _dilation(layout, variants, calibration))
     if dilation is not None and dilation.now > 1:
-        seconds = f"{dilation.now:.2f} host seconds{'' if dilation.fixed else ' at first'}"
+        seconds = (
+            f"{dilation.now:.2f} host seconds"
+            if dilation.fixed
+            else f"at first {dilation.now:.2f} host seconds or more"
+        )
         watch.say(f"the fleet is faster than this host: a device second takes {seconds}")
     participants = make_participants(layout, variants, planner, dilation)
     method = layout.method([who.client for who in participants.values()])

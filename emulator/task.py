@@ -35,6 +35,7 @@ class Task(Struct, kw_only=True):
     host_start_s: float | None = None
     host_end_s: float | None = None
     dilation: float | None = None
+    spread: float = 1.0
     measured_s: float | None = None
     overrun: float | None = None
     bytes_up: int | None = None
@@ -83,7 +84,7 @@ class Task(Struct, kw_only=True):
 
 
 #: what only the engine needs; all other fields are columns of the table `tasks`
-NOT_COLUMNS = ("number", "kept", "keep", "step_s", "most_steps")
+NOT_COLUMNS = ("number", "kept", "keep", "step_s", "most_steps", "spread")
 
 
 def task_row(task: Task, device: Device) -> dict[str, Any]:

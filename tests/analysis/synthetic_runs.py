@@ -282,6 +282,7 @@ class _Writer:
             "host_start_s": None if begun is None else begun * 1.5,
             "host_end_s": None if ended is None else ended * 1.5,
             "plan_s": plan,
+            "dilation": 1.5,
             "measured_s": None if failed else plan * overrun,
             "overrun": None if failed else overrun,
             "cpu_s": None if begun is None else (ended - begun) * kind.rate_gflops / 180,

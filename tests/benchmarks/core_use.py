@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--per-round", type=int, default=10)
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--device", default="raspberry-pi-5-8gb", help="the profile of every client")
+    parser.add_argument("--devices", nargs="+", default=["raspberry-pi-5-8gb"], help="their profiles, in equal parts")
     asked = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     roles = " | ".join(f"{role} CPU s/round" for role in ROLES)
@@ -112,7 +112,7 @@ def main() -> None:
                 rounds=asked.rounds,
                 source=source,
                 per_round=asked.per_round,
-                device=asked.device,
+                devices=asked.devices,
             )
             found = [measure(experiment, folder, asked.rounds) for _ in range(asked.repetitions)]
             walls = [wall_s for wall_s, _, _ in found]

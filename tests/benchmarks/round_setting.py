@@ -24,10 +24,9 @@ FAMILY, VARIANT, SHAPE = "resnet-stage", "resnet10", (3, 32, 32)
 LR, MOMENTUM = 0.01, 0.0
 
 FLEET = """\
-title: A hundred boards of one kind, with memory to spare
+title: A hundred boards, with memory to spare
 members:
-  - device: {device}
-    count: {clients}
+{members}
 provenance:
   - figure: members
     kind: assumed
@@ -82,16 +81,21 @@ def write_experiment(
     source: str,
     clients: int = CLIENTS,
     per_round: int = PER_ROUND,
-    device: str = "raspberry-pi-5-8gb",
+    devices: Sequence[str] = ("raspberry-pi-5-8gb",),
 ) -> Path:
-    """A folder of profiles with the fleet, the experiment and its data; gives the experiment's file."""
+    """A folder of profiles with the fleet, the experiment and its data; gives the experiment's file.
+
+    There are as many clients of each kind of device, or one more.
+    """
     data = folder / f"noise-{clients}x{samples}.npz"
     if not data.exists():
         write_data(data, samples, clients)
-    fleet = folder / "fleets" / f"{clients}-of-{device}.yaml"
+    fleet = folder / "fleets" / f"{clients}-of-{'-'.join(devices)}.yaml"
     fleet.parent.mkdir(exist_ok=True)
-    fleet.write_text(FLEET.format(device=device, clients=clients))
-    path = folder / f"experiment-{clients}x{samples}-{source}-{rounds}-{device}.yaml"
+    counts = [len(range(position, clients, len(devices))) for position in range(len(devices))]
+    members = [f"  - {{device: {device}, count: {count}}}" for device, count in zip(devices, counts, strict=True)]
+    fleet.write_text(FLEET.format(members="\n".join(members)))
+    path = folder / f"experiment-{clients}x{samples}-{source}-{rounds}-{'-'.join(devices)}.yaml"
     path.write_text(
         EXPERIMENT.format(
             fleet=fleet.stem,

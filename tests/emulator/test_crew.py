@@ -15,9 +15,9 @@ def crew(capacity: float, *names: str) -> Crew:
     return made
 
 
-def order(task: int, worker: str, load: float = 1.0, start_s: float = 0.0) -> Order:
+def order(task: int, worker: str, load: float = 1.0, start_s: float = 0.0, expected_s: float = 0.0) -> Order:
     header = Measure(task=task, variant="", kind="train", part="all", samples=1, optimise=True)
-    return Order(header=header, worker=worker, load=load, start_s=start_s)
+    return Order(header=header, worker=worker, load=load, start_s=start_s, expected_s=expected_s)
 
 
 def admitted(of: Crew) -> list[str]:
@@ -32,7 +32,14 @@ def test_orders_begin_by_their_device_time_and_then_by_their_number() -> None:
     assert admitted(found) == []
 
 
-def test_of_those_that_start_together_who_is_new_comes_first() -> None:
+def test_of_those_that_start_together_the_longest_come_first() -> None:
+    found = crew(9.0, "a", "b", "c")
+    for task, worker, expected_s in ((1, "a", 1.0), (2, "b", 3.0), (3, "c", 2.0)):
+        found.queue(order(task, worker, expected_s=expected_s), [])
+    assert admitted(found) == ["b", "c", "a"]
+
+
+def test_of_equals_that_start_together_who_is_new_comes_first() -> None:
     found = crew(9.0, "a", "b", "c")
     found.queue(order(1, "a"), [])
     assert admitted(found) == ["a"]

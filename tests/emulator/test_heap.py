@@ -13,6 +13,7 @@ PIECE, LARGE = 100 << 10, 1 << 20
 def make_holes(count: int) -> tuple[list[int], list[int]]:
     """Holes below what lives on, and what keeps them apart."""
     heap.keep()  # so that large pieces come from the heap too
+    heap.fill_holes()  # those that other tests have left
     pieces = [(heap.LIBC.malloc(PIECE), heap.LIBC.malloc(PIECE)) for _ in range(count)]
     for hole, _ in pieces:
         heap.LIBC.free(hole)

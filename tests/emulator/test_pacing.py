@@ -111,6 +111,25 @@ def test_admitted_load_and_ceiling() -> None:
     assert pacing.quickest(0.3) == pytest.approx(0.45)  # where six tenths become nine
 
 
+def test_equal_tasks_share_the_cores_in_turns_that_come_out_even() -> None:
+    # on two cores at most six at a time, and at least two turns
+    assert pacing.spread([(0.6, 1.0)] * 10, 2) == pytest.approx(5 / 2)
+    assert pacing.spread([(0.6, 1.0)] * 50, 2) == pytest.approx(6 / 2)
+    assert pacing.spread([(0.6, 1.0)] * 7, 2) == pytest.approx(4 / 2)
+    assert pacing.spread([(0.6, 1.0)] * 4, 2) == pytest.approx(1.0)
+
+
+def test_who_fills_little_of_a_core_shares_it_anyway() -> None:
+    assert pacing.spread([(0.1, 1.0)] * 50, 2) == pytest.approx(1.0)
+
+
+def test_nobody_who_takes_long_is_made_to_take_longer() -> None:
+    assert pacing.spread([(0.6, 1.0)] * 9 + [(0.03, 20.0)], 2) == pytest.approx(1.0)
+    assert pacing.spread([(0.6, 1.0)] * 8 + [(0.5, 5.0)] * 2, 2) == pytest.approx(1.0)
+    assert pacing.spread([(0.6, 0.0)], 2) == 1.0
+    assert pacing.spread([], 2) == 1.0
+
+
 def test_a_dilation_that_the_host_cannot_honour_is_refused() -> None:
     slowdowns = {"fast-board": 2.0, "slow-board": 32.0}
     pacing.check_dilation(1.25, slowdowns, 120 / 180)

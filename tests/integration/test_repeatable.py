@@ -13,6 +13,7 @@ import pytest
 from same_runs import ROUNDS, TASKS, failures, results, weights
 from small_runs import TINIER, query
 
+from fleetbed.emulator import host
 from fleetbed.emulator.broker import Broker
 from fleetbed.emulator.calibration import Calibration, HostRate, Store, host_fingerprint
 from fleetbed.emulator.forecast import forecast
@@ -134,6 +135,20 @@ def test_the_pace_of_an_enforced_run_follows_from_its_tasks_and_is_told_as_it_be
     assert start == [(first,)]
     fixed = go("fixed", *sets, f"timing.dilation={2 * first}")
     assert query(fixed, "SELECT DISTINCT dilation FROM tasks") == [(pytest.approx(2 * first),)]
+
+
+@pytest.mark.slow
+def test_equal_devices_share_the_cores_and_are_all_paced_for_it(go: Start, tmp_path: Path) -> None:
+    calibrate()
+    fleet = tmp_path / "equal.yaml"
+    cores = host.cores()
+    fleet.write_text(f"title: equals\nmembers:\n  - {{device: raspberry-pi-4b-4gb, count: {4 * cores}}}\n")
+    folder = go("equal", f"fleet={fleet}", "participation.ratio=1", "timing.source=enforced", "rounds=1")
+    (start,) = query(folder, "SELECT json_extract(value, '$.dilation') FROM meta WHERE key = 'timing'")
+    assert query(folder, "SELECT DISTINCT dilation FROM tasks") == [(pytest.approx(2 * start[0]),)]
+    spans = query(folder, "SELECT host_start_s, host_end_s FROM tasks")
+    at_once = [sum(start_s <= moment < end_s for start_s, end_s in spans) for moment, _ in spans]
+    assert max(at_once) == 2 * cores  # two turns
 
 
 def test_a_replay_cuts_tasks_to_the_steps_that_fitted_the_deadline(go: Start, tmp_path: Path) -> None:
