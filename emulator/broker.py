@@ -165,7 +165,7 @@ class Broker:
     def _send(self, worker: Worker) -> None:
         assert worker.order is not None
         worker.sent_s = time.monotonic()
-        header, frames = worker.order.header, worker.order.frames
+        header, frames = worker.order.begun(), worker.order.frames
         if isinstance(header, Train):
             worker.room = self._shelf.room_after(worker.places)
             if self._benches is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import partial
 
 from msgspec.structs import replace
 
 from fleetbed.emulator import host, pacing, wire
+from fleetbed.emulator.dilation import Dilation
 from fleetbed.emulator.executor import Executor, Order
 from fleetbed.emulator.layout import Layout
 from fleetbed.emulator.messages import Train
@@ -59,12 +61,12 @@ class Dispatcher:
         return task
 
     def hand_over(self) -> None:
-        """Have the host begin with paced tasks that were dispatched together, at a pace that suits all under way."""
+        """Have the host begin with paced tasks dispatched together, as many on a core as suits all under way."""
         if not self._held or self._dilation is None:
             return
-        dilation = self._dilation.of(self._spread())
+        spread = self._dilation.spread(self._dilation.of(self._spread()))
         for task, frames in self._held:
-            task.dilation, task.spread = dilation, self._dilation.spread(dilation)
+            task.spread = spread
             self.submit(task, frames)
         self._held.clear()
 
@@ -81,8 +83,8 @@ class Dispatcher:
 
     def submit(self, task: Task, frames: list[wire.Buffer]) -> None:
         who = self._participants[task.client]
-        dilation = task.dilation or 0.0
-        expected_s = task.flops / 1e9 if task.dilation is None else task.plan_s * dilation
+        dilation = self._dilation
+        expected_s = task.flops / 1e9 if dilation is None else task.plan_s * dilation.of(task.spread)
         self._executor.submit(
             Order(
                 header=Train(
@@ -92,8 +94,6 @@ class Dispatcher:
                     stage=task.stage,
                     kept=task.kept,
                     most_steps=task.most_steps,
-                    pace_step_s=task.step_s * dilation,
-                    pace_total_s=task.plan_s * dilation,
                 ),
                 worker=who.worker,
                 frames=frames,
@@ -101,8 +101,14 @@ class Dispatcher:
                 start_s=task.dispatched_s,
                 expected_s=expected_s,
                 limit_s=HANG_S + 20.0 * expected_s,
+                pace=None if dilation is None else partial(self._pace, task, dilation),
             )
         )
+
+    def _pace(self, task: Task, dilation: Dilation) -> tuple[float, float]:
+        """That of a task which begins now."""
+        task.dilation = dilation.of(task.spread)
+        return task.step_s * task.dilation, task.plan_s * task.dilation
 
     def transfer(self, kind: Kind, task: Task, size_bytes: int) -> None:
         """Put a transfer of a task on the timeline, over the client's link as it is now."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fleetbed.emulator import wire
 from fleetbed.emulator.messages import (
@@ -36,10 +38,18 @@ class Order(Struct, frozen=True, kw_only=True):
     start_s: float = 0.0
     expected_s: float = 0.0  # host seconds, or what goes with them
     limit_s: float = 600.0  # host seconds after which the worker counts as hung
+    pace: Callable[[], tuple[float, float]] | None = None  # host seconds of a step and of the whole, for who begins now
 
     @property
     def task(self) -> int:
         return self.header.task
+
+    def begun(self) -> Train | Evaluate | Measure:
+        """What the worker is told when it begins."""
+        if self.pace is None or not isinstance(self.header, Train):
+            return self.header
+        step_s, total_s = self.pace()
+        return replace(self.header, pace_step_s=step_s, pace_total_s=total_s)
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -83,7 +93,7 @@ class InlineExecutor:
     def wait(self, task: int) -> Outcome:
         order = self._orders.pop(task)
         start_s = time.monotonic()
-        frames = answer(self.workplace, order.header, order.frames, None)
+        frames = answer(self.workplace, order.begun(), order.frames, None)
         return outcome_of(frames, start_s, time.monotonic())
 
     def cancel(self, task: int) -> None:

@@ -127,7 +127,8 @@ class _Echo:
 
     def wait(self, task: int) -> Outcome:
         order = self._orders.pop(task)
-        if not isinstance(order.header, Train):
+        header = order.begun()
+        if not isinstance(header, Train):
             self.evaluations += 1
             return Outcome(kind="ok", answer=Evaluated(task=task, samples=0, accuracy=0.0, loss=0.0))
         answer = Trained(
@@ -136,7 +137,7 @@ class _Echo:
             metrics={},
             steps=0,
             samples=0,
-            seconds=order.header.pace_total_s,
+            seconds=header.pace_total_s,
             cpu_s=0.0,
             throttled_s=None,
             peak_bytes=None,

@@ -94,9 +94,11 @@ def spread(tasks: Sequence[tuple[float, float]], cores: int) -> float:
     longest_s = max((seconds for _, seconds in tasks), default=0.0)
     if longest_s == 0:
         return 1.0
-    turns = max(2, math.ceil(len(tasks) / (MOST_SPREAD * cores)))
-    at_once = math.ceil(len(tasks) / turns)
-    load = sum(load * seconds for load, seconds in tasks) / (longest_s * len(tasks))
+    count = len(tasks)
+    most = max(cores, min(MOST_SPREAD * cores, math.ceil(count / 2)))
+    # so many that the last turn is full, or nearly
+    at_once = min(range(cores, most + 1), key=lambda number: (math.ceil(count / number) * number, -number))
+    load = sum(load * seconds for load, seconds in tasks) / (longest_s * count)
     return max(1.0, at_once * load / capacity(cores))
 
 
