@@ -139,9 +139,8 @@ class Broker:
     # the host's side: processes, messages, deaths
 
     def _admit(self) -> None:
-        if not self._crew.waiting:
-            return
-        for worker in self._crew.admit():
+        crew = self._crew
+        while crew.waiting and (worker := crew.admit()) is not None:
             if not worker.alive:
                 self._spawn(worker)
             elif worker.greeted:
@@ -165,7 +164,8 @@ class Broker:
     def _send(self, worker: Worker) -> None:
         assert worker.order is not None
         worker.sent_s = time.monotonic()
-        header, frames = worker.order.begun(), worker.order.frames
+        order, frames = worker.order, worker.order.frames
+        header = order.header if order.pace is None else order.begun()
         if isinstance(header, Train):
             worker.room = self._shelf.room_after(worker.places)
             if self._benches is not None:

@@ -7,7 +7,6 @@ floats that come and go would drift.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fleetbed.emulator.bench import Bench
@@ -15,6 +14,8 @@ from fleetbed.emulator.executor import SERVICE, Order
 from fleetbed.emulator.limits.plan import LimitPlan
 from fleetbed.emulator.messages import Exited
 from fleetbed.emulator.shelf import Space
+
+Urgency = tuple[float, float, bool, int]  # the smallest goes first; its last part, the task, is nobody else's
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Crew:
         self._services: list[Worker] = []
         self._capacity = _parts(capacity)
         self._load = 0  # of the orders of the busy
-        self._queue: list[tuple[float, float, bool, int, int, Order, list[Space]]] = []
+        self.waiting: list[tuple[Urgency, int, Order, list[Space]]] = []  # a heap of orders that nobody was given yet
 
     def enlist(self, worker: Worker) -> None:
         self.workers[worker.name] = worker
@@ -66,33 +67,29 @@ class Crew:
         """Have an order wait, whose tensors lie in these places, until the host can honour it."""
         worker = self.workers.get(order.worker)
         seasoned = worker is None or worker.seasoned
-        urgency = (order.start_s, -order.expected_s, seasoned)
-        heapq.heappush(self._queue, (*urgency, order.task, _parts(order.load), order, places))
+        urgency = (order.start_s, -order.expected_s, seasoned, order.task)
+        heapq.heappush(self.waiting, (urgency, _parts(order.load), order, places))
 
-    @property
-    def waiting(self) -> bool:
-        """Whether there are orders that nobody has been given yet."""
-        return bool(self._queue)
+    def admit(self) -> Worker | None:
+        """Give the next order out if the host can honour its load; gives who got it.
 
-    def admit(self) -> Iterator[Worker]:
-        """Give orders out, by device start time, as long as the host can honour the load; gives who got one.
-
-        Of those that start together the longest come first, and of equals a process's first, which takes a little
-        longer: so all cores are busy to the end.
+        By device start time; of those that start together the longest come first, and of equals a process's first,
+        which takes a little longer: so all cores are busy to the end.
         """
-        while self._queue:
-            *_, load, order, places = self._queue[0]
-            if self.busy and self._load + load > self._capacity:
-                return
-            worker = self._worker_for(order)
-            if worker is None:
-                return
-            heapq.heappop(self._queue)
-            worker.order, worker.load, worker.places, worker.sent_s = order, load, places, None
-            worker.seasoned = True
-            self.busy[worker.name] = worker
-            self._load += load
-            yield worker
+        if not self.waiting:
+            return None
+        _, load, order, places = self.waiting[0]
+        if self.busy and self._load + load > self._capacity:
+            return None
+        worker = self._worker_for(order)
+        if worker is None:
+            return None
+        heapq.heappop(self.waiting)
+        worker.order, worker.load, worker.places, worker.sent_s = order, load, places, None
+        worker.seasoned = True
+        self.busy[worker.name] = worker
+        self._load += load
+        return worker
 
     def free(self, worker: Worker) -> None:
         """Its order has come to an end."""
@@ -102,8 +99,8 @@ class Crew:
 
     def drop(self, task: int) -> Worker | None:
         """Nobody asks for this any more: it waits no longer. Gives who is at work on it and no longer need be."""
-        self._queue = [entry for entry in self._queue if entry[3] != task]
-        heapq.heapify(self._queue)
+        self.waiting = [entry for entry in self.waiting if entry[2].task != task]
+        heapq.heapify(self.waiting)
         for worker in self.busy.values():
             if worker.order is not None and worker.order.task == task:
                 self.free(worker)

@@ -45,7 +45,7 @@ class Order(Struct, frozen=True, kw_only=True):
         return self.header.task
 
     def begun(self) -> Train | Evaluate | Measure:
-        """What the worker is told when it begins."""
+        """What the worker is told when it begins: the header, at the pace of that moment."""
         if self.pace is None or not isinstance(self.header, Train):
             return self.header
         step_s, total_s = self.pace()

@@ -21,7 +21,7 @@ def order(task: int, worker: str, load: float = 1.0, start_s: float = 0.0, expec
 
 
 def admitted(of: Crew) -> list[str]:
-    return [worker.name for worker in of.admit()]
+    return [worker.name for worker in iter(of.admit, None)]
 
 
 def test_orders_begin_by_their_device_time_and_then_by_their_number() -> None:
