@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from fleetbed.emulator import host, pacing, wire
 from fleetbed.emulator.dilation import Dilation
-from fleetbed.emulator.executor import Executor, Order
+from fleetbed.emulator.executor import Executor, Order, Outcome
 from fleetbed.emulator.layout import Layout
-from fleetbed.emulator.messages import Train
+from fleetbed.emulator.messages import Train, Trained
 from fleetbed.emulator.network import transfer, transfer_s
 from fleetbed.emulator.participant import Participant
 from fleetbed.emulator.planner import Plan
@@ -35,6 +35,7 @@ class Dispatcher:
         self._dilation = prepared.dilation
         self._load_of = prepared.load_of
         self._recorded = None if prepared.recording is None else prepared.recording.flops
+        self._largest_share = max(who.share for who in prepared.participants.values())
         self._executor = executor
         self._progress = progress
         self._held: list[tuple[Task, list[wire.Buffer]]] = []  # paced, and not handed over yet
@@ -106,9 +107,28 @@ class Dispatcher:
         )
 
     def _pace(self, task: Task, dilation: Dilation) -> tuple[float, float]:
-        """That of a task which begins now."""
+        """That of a task which begins now, after all that the host is done with, wherever that is in device time."""
+        for number, outcome in self._executor.outcomes.items():
+            if (done := self._progress.tasks.get(number)) is not None:
+                self.learn(done, outcome)
         task.dilation = dilation.of(task.spread)
         return task.step_s * task.dilation, task.plan_s * task.dilation
+
+    def learn(self, task: Task, outcome: Outcome) -> None:
+        """Have the pace of the next tasks follow from how this one went, if it was paced."""
+        answer = outcome.answer
+        if self._dilation is None or not isinstance(answer, Trained) or answer.gpu_peak_bytes is not None:
+            return
+        if task.dilation is None or not task.plan_s or task.learned_from:
+            return
+        task.learned_from = True
+        planned_s = task.plan_s * task.dilation
+        self._dilation.note(
+            dilation=task.dilation,
+            spread=task.spread,
+            load=answer.cpu_s / planned_s * self._largest_share / self._participants[task.client].share,
+            overrun=answer.seconds / planned_s,
+        )
 
     def transfer(self, kind: Kind, task: Task, size_bytes: int) -> None:
         """Put a transfer of a task on the timeline, over the client's link as it is now."""

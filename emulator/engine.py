@@ -50,7 +50,6 @@ class Engine:
         self._method = prepared.method
         self._failed = prepared.recording.failed if prepared.recording is not None else {}
         self._dilation = prepared.dilation  # None: full speed, durations are the plan's
-        self._largest_share = max(who.share for who in self.participants.values())
         self.executor = executor
         self._dispatcher = Dispatcher(layout, prepared, executor, progress)
         self._server = Server(layout, prepared, evaluations, records, progress, self._host_s)
@@ -172,7 +171,9 @@ class Engine:
         if task.dilation is not None and task.compute_start_s is not None:
             measured_s = outcome.answer.seconds / task.dilation
             if measured_s > (task.measured_s or 0.0):  # else it is done again, or back at its real end
-                self._measured(task, measured_s, outcome.answer)
+                task.measured_s = measured_s
+                task.overrun = measured_s / task.plan_s if task.plan_s else None
+            self._dispatcher.learn(task, outcome)
             if task.compute_start_s + measured_s > now_s:  # it overran its plan: put back at its real end
                 self._outcomes[task.number] = outcome
                 end_s = task.compute_start_s + measured_s
@@ -206,17 +207,6 @@ class Engine:
         self.last_arrival = task.client
         flaw = self._flaws.get(task.number, "")
         self._end(task, "refused" if flaw else "ok", flaw)
-
-    def _measured(self, task: Task, measured_s: float, answer: Trained) -> None:
-        """How a paced task kept to its plan, from which the pace of the next ones follows."""
-        task.measured_s = measured_s
-        if not task.plan_s:
-            return
-        task.overrun = measured_s / task.plan_s
-        if self._dilation is not None and task.dilation is not None and answer.gpu_peak_bytes is None:
-            share = answer.cpu_s / (task.plan_s * task.dilation)
-            load = share * self._largest_share / self.participants[task.client].share
-            self._dilation.note(dilation=task.dilation, spread=task.spread, load=load, overrun=task.overrun)
 
     def _end(self, task: Task, outcome: str, detail: str) -> None:
         """A task's one outcome; the policy decides what follows from it."""

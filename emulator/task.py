@@ -36,6 +36,7 @@ class Task(Struct, kw_only=True):
     host_end_s: float | None = None
     dilation: float | None = None
     spread: float = 1.0
+    learned_from: bool = False
     measured_s: float | None = None
     overrun: float | None = None
     bytes_up: int | None = None
@@ -84,7 +85,7 @@ class Task(Struct, kw_only=True):
 
 
 #: what only the engine needs; all other fields are columns of the table `tasks`
-NOT_COLUMNS = ("number", "kept", "keep", "step_s", "most_steps", "spread")
+NOT_COLUMNS = ("number", "kept", "keep", "step_s", "most_steps", "spread", "learned_from")
 
 
 def task_row(task: Task, device: Device) -> dict[str, Any]:
