@@ -53,7 +53,7 @@ def test_tasks_that_wait_for_each_other_are_late_though_they_compute_little() ->
     assert noted(dilation, ENOUGH, load=0.5, overrun=1.2) == pytest.approx(2.4)
 
 
-def test_two_late_tasks_of_sixty_change_nothing_and_five_do() -> None:
+def test_two_late_tasks_of_forty_change_nothing_and_five_do() -> None:
     dilation = Dilation(2.0, fixed=False)
     quick = noted(dilation, 100, load=0.7)
     assert noted(dilation, 2, load=0.7, overrun=1.5) == pytest.approx(quick)
