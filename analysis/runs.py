@@ -21,6 +21,8 @@ from fleetbed.profiles.experiment import RunConfig
 
 DATABASE = "run.sqlite"
 READS_SCHEMA = 1
+#: columns that runs of earlier versions may lack
+ADDED = {"dilation"}
 WHAT_TO_GIVE = f"give the folder of a run (it holds {DATABASE}) or of a study (it holds run folders)"
 
 
@@ -272,6 +274,6 @@ def _read(folder: Path, db: sqlite3.Connection) -> Run:
 
 
 def _table(db: sqlite3.Connection, table: str, row: type[Row], order: str) -> tuple[Row, ...]:
-    there = {name for _, name, *_ in db.execute(f"PRAGMA table_info({table})")}
-    columns = ", ".join(name if name in there else "NULL" for name in row.__struct_fields__)  # of an earlier version
+    absent = ADDED - {name for _, name, *_ in db.execute(f"PRAGMA table_info({table})")}
+    columns = ", ".join("NULL" if name in absent else name for name in row.__struct_fields__)
     return tuple(row(*values) for values in db.execute(f"SELECT {columns} FROM {table} ORDER BY {order}"))

@@ -139,8 +139,7 @@ class Broker:
     # the host's side: processes, messages, deaths
 
     def _admit(self) -> None:
-        crew = self._crew
-        while crew.waiting and (worker := crew.admit()) is not None:
+        while (worker := self._crew.admit()) is not None:
             if not worker.alive:
                 self._spawn(worker)
             elif worker.greeted:
@@ -164,8 +163,7 @@ class Broker:
     def _send(self, worker: Worker) -> None:
         assert worker.order is not None
         worker.sent_s = time.monotonic()
-        order, frames = worker.order, worker.order.frames
-        header = order.header if order.pace is None else order.begun()
+        header, frames = worker.order.begun(), worker.order.frames
         if isinstance(header, Train):
             worker.room = self._shelf.room_after(worker.places)
             if self._benches is not None:

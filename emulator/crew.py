@@ -56,7 +56,7 @@ class Crew:
         self._services: list[Worker] = []
         self._capacity = _parts(capacity)
         self._load = 0  # of the orders of the busy
-        self.waiting: list[tuple[Urgency, int, Order, list[Space]]] = []  # a heap of orders that nobody was given yet
+        self._waiting: list[tuple[Urgency, int, Order, list[Space]]] = []  # a heap of orders that nobody was given yet
 
     def enlist(self, worker: Worker) -> None:
         self.workers[worker.name] = worker
@@ -68,7 +68,7 @@ class Crew:
         worker = self.workers.get(order.worker)
         seasoned = worker is None or worker.seasoned
         urgency = (order.start_s, -order.expected_s, seasoned, order.task)
-        heapq.heappush(self.waiting, (urgency, _parts(order.load), order, places))
+        heapq.heappush(self._waiting, (urgency, _parts(order.load), order, places))
 
     def admit(self) -> Worker | None:
         """Give the next order out if the host can honour its load; gives who got it.
@@ -76,15 +76,15 @@ class Crew:
         By device start time; of those that start together the longest come first, and of equals a process's first,
         which takes a little longer: so all cores are busy to the end.
         """
-        if not self.waiting:
+        if not self._waiting:
             return None
-        _, load, order, places = self.waiting[0]
+        _, load, order, places = self._waiting[0]
         if self.busy and self._load + load > self._capacity:
             return None
         worker = self._worker_for(order)
         if worker is None:
             return None
-        heapq.heappop(self.waiting)
+        heapq.heappop(self._waiting)
         worker.order, worker.load, worker.places, worker.sent_s = order, load, places, None
         worker.seasoned = True
         self.busy[worker.name] = worker
@@ -99,8 +99,8 @@ class Crew:
 
     def drop(self, task: int) -> Worker | None:
         """Nobody asks for this any more: it waits no longer. Gives who is at work on it and no longer need be."""
-        self.waiting = [entry for entry in self.waiting if entry[2].task != task]
-        heapq.heapify(self.waiting)
+        self._waiting = [entry for entry in self._waiting if entry[2].task != task]
+        heapq.heapify(self._waiting)
         for worker in self.busy.values():
             if worker.order is not None and worker.order.task == task:
                 self.free(worker)

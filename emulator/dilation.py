@@ -13,7 +13,7 @@ from fleetbed.emulator.pacing import BUSY_LOAD, LARGEST_LOAD
 
 #: so many tasks are looked back on, and before so many have ended nothing is changed
 LOOKED_AT, ENOUGH = 40, 10
-#: of those looked at, so many may be late: fewer than the twentieth from which on a run counts as degraded
+#: of those looked at, so many may be late: the twentieth beyond which a run counts as degraded
 MAY_BE_LATE = 2
 #: how many times slower than it began a run may become
 SLOWEST = 2.0

@@ -49,7 +49,6 @@ class Engine:
         self.participants = prepared.participants
         self._method = prepared.method
         self._failed = prepared.recording.failed if prepared.recording is not None else {}
-        self._dilation = prepared.dilation  # None: full speed, durations are the plan's
         self.executor = executor
         self._dispatcher = Dispatcher(layout, prepared, executor, progress)
         self._server = Server(layout, prepared, evaluations, records, progress, self._host_s)
@@ -223,7 +222,7 @@ class Engine:
     def _step_down(self, who: Participant, detail: str) -> None:
         """A client that ran out of memory comes back with the next smaller variant, or not at all."""
         failed = f"client {who.spec.name} ({who.spec.kind}) ran out of memory with {who.client.variant}"
-        if self._dilation is None and self.config.experiment.timing.source == "modelled":
+        if self.config.experiment.timing.source == "modelled":
             raise FleetbedError(
                 f"{failed}, which should fit: {detail}; raise budgets.memory_margin, or use timing.source calibrated, "
                 f"which tries it out first"

@@ -38,9 +38,9 @@ class Prepared:
     def load_of(self, client: int) -> float:
         """The part of a core that it fills while it trains, with all cores busy: its share is of one that is alone."""
         share = self.participants[client].share
-        return (
-            share if self.dilation is None or self.calibration is None else share / self.calibration.rate.busy_to_alone
-        )
+        if self.dilation is None or self.calibration is None:
+            return share
+        return share / self.calibration.rate.busy_to_alone
 
     def timing(self, source: str) -> dict[str, Any]:
         rate = None if self.calibration is None else self.calibration.rate
@@ -84,12 +84,9 @@ def prepare_fresh(layout: Layout, fleet: Fleet, watch: Watch) -> Fresh:
     watch.say(_summary(variants, len(choices)))
     dilation = _pace(layout, _dilation(layout, variants, calibration))
     if dilation is not None and dilation.now > 1:
-        seconds = (
-            f"{dilation.now:.2f} host seconds"
-            if dilation.fixed
-            else f"at first {dilation.now:.2f} host seconds or more"
-        )
-        watch.say(f"the fleet is faster than this host: a device second takes {seconds}")
+        seconds = f"{dilation.now:.2f} host seconds"
+        taken = seconds if dilation.fixed else f"at first {seconds} or more"
+        watch.say(f"the fleet is faster than this host: a device second takes {taken}")
     participants = make_participants(layout, variants, planner, dilation)
     method = layout.method([who.client for who in participants.values()])
     state = method.setup()

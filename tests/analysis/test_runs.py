@@ -32,6 +32,17 @@ def test_reader_and_writer_agree_on_the_schema() -> None:
     assert runs.READS_SCHEMA == records.SCHEMA_VERSION
 
 
+def test_a_run_from_before_tasks_had_a_dilation_is_read_and_one_that_lacks_more_is_not(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, rounds=1)
+    with sqlite3.connect(folder / "run.sqlite") as db:
+        db.execute("ALTER TABLE tasks DROP COLUMN dilation")
+    assert {task.dilation for task in open_run(folder).tasks} == {None}
+    with sqlite3.connect(folder / "run.sqlite") as db:
+        db.execute("ALTER TABLE tasks DROP COLUMN plan_s")
+    with pytest.raises(BadInput, match="not a readable run"):
+        open_run(folder)
+
+
 def test_phases_of_a_task_add_up_to_its_length(tmp_path: Path) -> None:
     run = open_run(write_run(tmp_path, rounds=2, with_failures=False))
     for task in run.tasks:
