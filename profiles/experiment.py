@@ -5,18 +5,34 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
+from msgspec.structs import replace
 
-from fleetbed.profiles.types import Count, Fraction, NonNegative, Positive, Profile
+from fleetbed.profiles.types import (
+    Clients,
+    Count,
+    Fraction,
+    NonNegative,
+    Positive,
+    Profile,
+    Seconds,
+    Watts,
+)
 
-Timing = Literal["enforced", "calibrated", "modelled", "replay"]
+TimingSource = Literal["enforced", "modelled", "replay"]
 Processes = Literal["resident", "on-demand", "inline"]
 PolicyKind = Literal["sync", "deadline", "over-select", "async", "buffered"]
-# Part of a folder's name, so no path: no slash, no control character, no dot first.
-Label = Annotated[str, Meta(pattern=r"^[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,59}$")]
+# Part of a folder's name, so no path: no slash, no control character, no dot first. `$` alone would allow a newline
+# at the end. `loading` checks what a pattern cannot say, and names of methods too.
+Label = Annotated[str, Meta(pattern=r"^[^/\\\x00-\x1f\x7f.][^/\\\x00-\x1f\x7f]{0,59}$(?!\n)")]
 Seed = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Batch = Annotated[int, Meta(ge=1, le=1_000_000)]
+Epochs = Annotated[int, Meta(ge=1, le=100_000)]
+Steps = Annotated[int, Meta(ge=1, le=100_000_000)]
+Width = Annotated[int, Meta(ge=1, le=65_536)]  # of a layer
+Stay = Annotated[float, Meta(ge=1, le=1e10)]  # seconds; shorter ones would make the timeline crawl
 
 
-class Server(Profile, frozen=True, kw_only=True):
+class ServerChoice(Profile, frozen=True, kw_only=True):
     """The server is a device too: what it computes and transfers takes device time."""
 
     device: str = "server"
@@ -27,7 +43,7 @@ class Partition(Profile, frozen=True, kw_only=True):
     """Who has which samples. `alpha` is of dirichlet, `classes_per_client` of shards, `file` of file."""
 
     kind: Literal["iid", "dirichlet", "shards", "contiguous", "file"] = "dirichlet"
-    alpha: Positive = 0.5
+    alpha: Annotated[float, Meta(ge=1e-4, le=1e9)] = 0.5
     min_size: Count = 10
     classes_per_client: Count = 2
     file: str | None = None
@@ -40,15 +56,15 @@ class Data(Profile, frozen=True, kw_only=True):
     root: str | None = None
     download: bool = False
     partition: Partition = Partition()
-    image_size: Count | None = None
+    image_size: Annotated[int, Meta(ge=1, le=1024)] | None = None
     channels: Literal[1, 3] | None = None
     normalise: bool = True
     augment: tuple[Literal["crop", "flip", "cutout"], ...] = ()
     train_limit: Count | None = None
     test_limit: Count | None = None
-    public: Annotated[int, Meta(ge=0)] = 0
-    tokens: Count = 25
-    vocabulary: Count = 10_000
+    public: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 0
+    tokens: Annotated[int, Meta(ge=1, le=100_000)] = 25
+    vocabulary: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
 
 
 class Model(Profile, frozen=True, kw_only=True):
@@ -56,30 +72,54 @@ class Model(Profile, frozen=True, kw_only=True):
 
     `assign` fixes the choice as papers do: the clients, in order, are cut into as many groups as it has variants, as
     equal in size as can be, and each group trains its own, whether that fits its devices' memory or not.
+
+    `choose` says what a variant must fit under: `per-method` under the run's own algorithm alone, `common` under every
+    algorithm of the experiment, so that all of them are compared on the same models. An algorithm with a `variant` of
+    its own takes no part in it.
     """
 
     family: str = "resnet-stage"
     variants: tuple[str, ...] = ()
     assign: tuple[str, ...] = ()
+    choose: Literal["per-method", "common"] = "per-method"
     options: dict[str, Any] = {}  # noqa: RUF012 (msgspec copies it)
 
 
 class Optimizer(Profile, frozen=True, kw_only=True):
-    """`momentum` is of sgd."""
+    """`momentum` is of sgd; with `decay_biases: false` only parameters whose name has no `bias` in it decay."""
 
     name: Literal["sgd", "adam"] = "sgd"
     lr: Positive = 0.01
     momentum: Fraction = 0.9
     weight_decay: NonNegative = 0.0
+    decay_biases: bool = True
+
+
+class LearningRate(Profile, frozen=True, kw_only=True):
+    """A new learning rate from the beginning of `round` on; rounds count from 1."""
+
+    round: Count
+    lr: Positive
 
 
 class Training(Profile, frozen=True, kw_only=True):
-    """What a client does in a round: `epochs` over its samples, at most `max_steps` steps."""
+    """What a client does in a round: `epochs` over its samples, at most `max_steps` steps.
 
-    batch: Count = 16
-    epochs: Count = 1
-    max_steps: Count | None = None
+    `schedule` changes the optimiser's learning rate at given rounds. `on_divergence` says whether a run goes on after a
+    loss, a client's result or the server's model is no longer finite.
+    """
+
+    batch: Batch = 16
+    epochs: Epochs = 1
+    max_steps: Steps | None = None
     optimizer: Optimizer = Optimizer()
+    schedule: tuple[LearningRate, ...] = ()
+    on_divergence: Literal["continue", "stop"] = "continue"
+
+    def optimizer_in(self, round_: int) -> Optimizer:
+        """The optimiser with the learning rate of this round."""
+        rates = [change.lr for change in self.schedule if change.round <= round_]
+        return replace(self.optimizer, lr=rates[-1]) if rates else self.optimizer
 
 
 class AlgorithmChoice(Profile, frozen=True, kw_only=True):
@@ -99,11 +139,12 @@ class AlgorithmChoice(Profile, frozen=True, kw_only=True):
 
 
 class Participation(Profile, frozen=True, kw_only=True):
-    """`ratio` of the fleet takes part in a round, chosen by `selection`."""
+    """`ratio` of the fleet takes part in a round, chosen by `selection`; `last_ratio` of it in the last round."""
 
     ratio: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    last_ratio: Annotated[float, Meta(gt=0, le=1)] | None = None
     selection: Literal["uniform", "available", "tier"] = "uniform"
-    tiers: Count = 5
+    tiers: Clients = 5
 
 
 class Policy(Profile, frozen=True, kw_only=True):
@@ -111,13 +152,13 @@ class Policy(Profile, frozen=True, kw_only=True):
 
     kind: PolicyKind = "sync"
     label: Label | None = None
-    deadline_s: Annotated[Positive | None, Meta(description="deadline: device seconds a round may take")] = None
+    deadline_s: Annotated[Seconds | None, Meta(description="deadline: device seconds a round may take")] = None
     late: Annotated[Literal["drop", "next-round"], Meta(description="deadline: what becomes of late results")] = "drop"
     partial: Annotated[bool, Meta(description="deadline: a client near the deadline sends what it has")] = False
-    invite: Annotated[Count | None, Meta(description="over-select: how many start")] = None
-    take: Annotated[Count | None, Meta(description="over-select: the first so many count")] = None
-    buffer: Annotated[Count | None, Meta(description="buffered: merge every so many results")] = None
-    concurrency: Annotated[Count | None, Meta(description="async, buffered: tasks in flight")] = None
+    invite: Annotated[Clients | None, Meta(description="over-select: how many start")] = None
+    take: Annotated[Clients | None, Meta(description="over-select: the first so many count")] = None
+    buffer: Annotated[Clients | None, Meta(description="buffered: merge every so many results")] = None
+    concurrency: Annotated[Clients | None, Meta(description="async, buffered: tasks in flight")] = None
     mixing: Annotated[float, Meta(gt=0, le=1, description="async, buffered: weight of a fresh result")] = 0.6
     staleness: Annotated[
         Literal["constant", "polynomial", "hinge"],
@@ -136,11 +177,11 @@ class Availability(Profile, frozen=True, kw_only=True):
     """When clients can take part. Each field belongs to the kind named in it; `bandwidth` goes with all of them."""
 
     kind: Literal["always", "on-off", "charging", "trace"] = "always"
-    mean_on_s: Annotated[Positive, Meta(description="on-off: how long a client stays, on average")] = 3600.0
-    mean_off_s: Annotated[Positive, Meta(description="on-off: how long it is away, on average")] = 3600.0
-    battery_wh: Annotated[Positive, Meta(description="charging: what a full battery holds")] = 15.0
-    charge_w: Annotated[Positive, Meta(description="charging: what it gains while plugged in")] = 10.0
-    day_s: Annotated[Positive, Meta(description="charging: how long a day is")] = 86_400.0
+    mean_on_s: Annotated[Stay, Meta(description="on-off: how long a client stays, on average")] = 3600.0
+    mean_off_s: Annotated[Stay, Meta(description="on-off: how long it is away, on average")] = 3600.0
+    battery_wh: Annotated[float, Meta(ge=1e-3, le=1e6, description="charging: what a full battery holds")] = 15.0
+    charge_w: Annotated[Watts, Meta(description="charging: what it gains while plugged in")] = 10.0
+    day_s: Annotated[Stay, Meta(description="charging: how long a day is")] = 86_400.0
     plugged: Annotated[float, Meta(gt=0, lt=1, description="charging: the part of a day that it is plugged in")] = 0.3
     low: Annotated[float, Meta(ge=0, lt=1, description="charging: at this part of the battery it stays away")] = 0.2
     trace: Annotated[str | None, Meta(description="trace: a file of client<TAB>start<TAB>stop, in seconds")] = None
@@ -150,11 +191,17 @@ class Availability(Profile, frozen=True, kw_only=True):
     repeat: Annotated[bool, Meta(description="a trace that has ended starts over")] = True
 
 
-class TimingChoice(Profile, frozen=True, kw_only=True):
-    """Where durations come from; `dilation` is host seconds per device second (a number or `auto`)."""
+TimeScaleChoice = Annotated[float, Meta(ge=1e-6, le=1e4)] | Literal["auto", "fast"]
 
-    source: Timing = "enforced"
-    dilation: Positive | Literal["auto"] = "auto"
+
+class TimingChoice(Profile, frozen=True, kw_only=True):
+    """Where durations come from; `time_scale` is host seconds per device second.
+
+    `auto` fixes it so that tasks are on time, `fast` keeps the host busier and some tasks late.
+    """
+
+    source: TimingSource = "enforced"
+    time_scale: TimeScaleChoice = "auto"
     replay: str | None = None
 
 
@@ -162,7 +209,7 @@ class Evaluation(Profile, frozen=True, kw_only=True):
     """`every` so many rounds; `targets` are the accuracies (0 to 1) whose time to reach is reported."""
 
     every: Count = 1
-    batch: Count = 256
+    batch: Batch = 256
     targets: tuple[Fraction, ...] = ()
 
 
@@ -170,7 +217,7 @@ class Budgets(Profile, frozen=True, kw_only=True):
     """What limits the choice of a variant; `memory_margin` is the part of the cap that is left free."""
 
     memory_margin: Annotated[float, Meta(ge=0, lt=1)] = 0.1
-    round_s: Positive | None = None
+    round_s: Seconds | None = None
     round_bytes: Positive | None = None
     all_must_fit: bool = False
 
@@ -180,7 +227,7 @@ class Experiment(Profile, frozen=True, kw_only=True):
 
     title: str
     fleet: str
-    server: Server = Server()
+    server: ServerChoice = ServerChoice()
     data: Data = Data()
     model: Model = Model()
     training: Training = Training()
@@ -191,8 +238,8 @@ class Experiment(Profile, frozen=True, kw_only=True):
     availability: Availability = Availability()
     timing: TimingChoice = TimingChoice()
     processes: Processes = "resident"
-    rounds: Count = 10
-    device_time_limit_s: Positive | None = None
+    rounds: Annotated[int, Meta(ge=1, le=100_000)] = 10
+    device_time_limit_s: Seconds | None = None
     evaluation: Evaluation = Evaluation()
     budgets: Budgets = Budgets()
     checkpoint_every: Count = 1

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import inspect
 
 from fleetbed.profiles.errors import BadInput, nearest
+from fleetbed.profiles.older import advice
 from fleetbed.profiles.yaml_text import QUOTE, shorten
 
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<key>key` in `)?\$(?P<path>[^`]*)`)?$", re.DOTALL)
@@ -29,25 +30,39 @@ _UNITS = {
 
 def explain(error: msgspec.ValidationError, tree: Any, type_: Any, where: str, prefix: str = "") -> BadInput:
     """The sentence for `error`, which came of converting `tree` to `type_`. Keys are shown below `prefix`."""
-    match = _AT.match(str(error))
-    assert match is not None  # the pattern matches any text
-    what, steps = match["what"], [name or index for name, index in _STEP.findall(match["path"] or "")]
-    if "..." in steps:  # msgspec does not say which value of a mapping it was
-        steps = _locate(steps, tree)
-    allowed = _type_at(inspect.type_info(type_), steps)
+    what, steps, field = locate(error, tree)
+    allowed = type_at(inspect.type_info(type_), steps)
     fields = _fields(allowed)
     key = ".".join([prefix] * bool(prefix) + steps)
 
-    if unknown := re.search(r"unknown field `(.*)`", what, re.DOTALL):
-        name = f"{key}.{unknown[1]}" if key else unknown[1]
-        return nearest(unknown[1], fields, "key", f"{where}: {shorten(name, 120).strip(QUOTE)}")
-    if missing := re.search(r"missing required field `(.*)`", what):
-        name = f"{key}.{missing[1]}" if key else missing[1]
-        need = describe(_type_at(allowed, [missing[1]]))
+    if what == "unknown":
+        name = f"{key}.{field}" if key else field
+        if (instead := advice(name)) is not None:
+            return BadInput(f"{where}: {name} is a key of earlier versions; {instead}.")
+        return nearest(field, fields, "key", f"{where}: {shorten(name, 120).strip(QUOTE)}")
+    if what == "missing":
+        name = f"{key}.{field}" if key else field
+        need = describe(type_at(allowed, [field]))
         return BadInput(f"{where}: the key {name} is missing: add it, with {need} as its value.")
-    found = _value_at(tree, steps)
+    found = value_at(tree, steps)
+    if (instead := advice(key, found)) is not None:
+        return BadInput(f"{where}: {key} is {shorten(found)}, which is gone; {instead}.")
     hint = _hint(found, allowed, steps)
     return BadInput(f"{where}: {key or 'the top'} is {shorten(found)}, but {describe(allowed)} is needed{hint}.")
+
+
+def locate(error: msgspec.ValidationError, tree: Any) -> tuple[Literal["unknown", "missing", "wrong"], list[str], str]:
+    """What is wrong, the key path of it, and the field of the mapping there that is unknown or missing."""
+    match = _AT.match(str(error))
+    assert match is not None  # the pattern matches any text
+    steps = [name or index for name, index in _STEP.findall(match["path"] or "")]
+    if "..." in steps:  # msgspec does not say which value of a mapping it was
+        steps = _locate(steps, tree)
+    if unknown := re.search(r"unknown field `(.*)`", match["what"], re.DOTALL):
+        return "unknown", steps, unknown[1]
+    if missing := re.search(r"missing required field `(.*)`", match["what"]):
+        return "missing", steps, missing[1]
+    return "wrong", steps, ""
 
 
 def describe(type_: inspect.Type) -> str:
@@ -65,7 +80,7 @@ def describe(type_: inspect.Type) -> str:
         noun = "a whole number" if isinstance(type_, inspect.IntType) else "a number"
         return f"{noun}{_range(type_)}"
     if isinstance(type_, inspect.StrType):
-        return "text" + (" without slashes that does not start with a dot" if type_.pattern else "")
+        return "text" + (" of 1 to 60 characters, no slash, no dot first" if type_.pattern else "")
     if isinstance(type_, inspect.BoolType):
         return "true or false"
     if isinstance(type_, inspect.VarTupleType):
@@ -87,6 +102,8 @@ def _range(type_: inspect.IntType | inspect.FloatType) -> str:
 
 
 def _digits(limit: float) -> str:
+    if limit and not 1e-3 <= abs(limit) < 1e10:
+        return f"{limit:g}".replace("e+", "e").replace("e-0", "e-")
     return str(int(limit)) if limit == int(limit) else str(limit)
 
 
@@ -101,18 +118,18 @@ def _hint(found: Any, type_: inspect.Type, steps: list[str]) -> str:
     return ""
 
 
-def _bare(type_: inspect.Type) -> list[inspect.Type]:
+def bare(type_: inspect.Type) -> list[inspect.Type]:
     """The alternatives of a type, without null and without the wrapping of metadata."""
     if isinstance(type_, inspect.Metadata):
-        return _bare(type_.type)
+        return bare(type_.type)
     if isinstance(type_, inspect.UnionType):
-        return [bare for part in type_.types for bare in _bare(part) if not isinstance(bare, inspect.NoneType)]
+        return [each for part in type_.types for each in bare(part) if not isinstance(each, inspect.NoneType)]
     return [type_]
 
 
-def _type_at(type_: inspect.Type, steps: list[str]) -> inspect.Type:
+def type_at(type_: inspect.Type, steps: list[str]) -> inspect.Type:
     for step in steps:
-        options = [inner for part in _bare(type_) if (inner := _inner(part, step)) is not None]
+        options = [inner for part in bare(type_) if (inner := _inner(part, step)) is not None]
         if not options:
             return inspect.AnyType()
         type_ = options[0]
@@ -130,10 +147,10 @@ def _inner(type_: inspect.Type, step: str) -> inspect.Type | None:
 
 
 def _fields(type_: inspect.Type) -> list[str]:
-    return [field.encode_name for part in _bare(type_) if isinstance(part, inspect.StructType) for field in part.fields]
+    return [field.encode_name for part in bare(type_) if isinstance(part, inspect.StructType) for field in part.fields]
 
 
-def _value_at(tree: Any, steps: list[str]) -> Any:
+def value_at(tree: Any, steps: list[str]) -> Any:
     for step in steps:
         tree = tree[int(step)] if isinstance(tree, list) else tree[step]
     return tree
@@ -142,5 +159,5 @@ def _value_at(tree: Any, steps: list[str]) -> Any:
 def _locate(steps: list[str], tree: Any) -> list[str]:
     """Replace `...` by the key of the value that is neither number nor text, which are all it may be."""
     at = steps.index("...")
-    mapping: dict[str, Any] = _value_at(tree, steps[:at])
+    mapping: dict[str, Any] = value_at(tree, steps[:at])
     return [*steps[:at], next(key for key, value in mapping.items() if type(value) not in (int, float, str))]

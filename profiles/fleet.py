@@ -9,7 +9,8 @@ import msgspec
 
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.loading import decode
-from fleetbed.profiles.types import Device, Fleet, Link
+from fleetbed.profiles.rates import RULE_FIGURES, scaled
+from fleetbed.profiles.types import Device, Fleet, Link, Provenance, Rates
 
 
 def sizes(fleet: Fleet) -> list[int]:
@@ -42,7 +43,18 @@ def overridden(device: Device, override: dict[str, int | float | str], where: st
         _put(tree, path, value, f"{where}: {prefix}")
     kept = [entry for entry in tree.get("provenance", ()) if entry["figure"] not in override]
     ours = [{"figure": path, "kind": "assumed", "note": "Set by the fleet."} for path in override]
-    return decode({**tree, "provenance": [*kept, *ours]}, Device, where, prefix)
+    made = decode({**tree, "provenance": [*kept, *ours]}, Device, where, prefix)
+    if made.rates is None or made.rates != device.rates or not set(override) & set(RULE_FIGURES):
+        return made
+    return _with_scaled_rates(device, made.rates, made)
+
+
+def _with_scaled_rates(device: Device, rates: Rates, made: Device) -> Device:
+    """Rates that a device states itself follow the figures that the fleet changes, by the rule for derived ones."""
+    others = tuple(entry for entry in made.provenance if entry.figure.split(".")[0] != "rates")
+    note = "The device's own rates, scaled by rule with the figures that the fleet sets."
+    entry = Provenance(figure="rates", kind="derived", note=note)
+    return msgspec.structs.replace(made, rates=scaled(rates, device, made), provenance=(*others, entry))
 
 
 def on_own_link(device: Device, link: Link) -> Link:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from fleetbed.profiles.errors import BadInput, HostCannot
+from fleetbed.profiles.files import is_text, show_path
+
 
 def cache_folder() -> Path:
     """What can be made again at any time; safe to delete while nothing runs."""
@@ -19,4 +22,10 @@ def data_folder() -> Path:
 def _base(variable: str, default: str) -> Path:
     # the XDG rules say that a relative path in the variable is to be ignored
     value = Path(os.environ.get(variable, ""))
-    return value if value.is_absolute() else Path.home() / default
+    try:
+        base = value if value.is_absolute() else Path.home() / default
+    except RuntimeError as error:
+        raise HostCannot(f"this user has no home folder: set {variable} to a folder that may be written.") from error
+    if not is_text(str(base)):
+        raise BadInput(f"the folder {show_path(base)} ({variable}) is not UTF-8 text: set {variable} to another.")
+    return base

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -11,7 +12,8 @@ import msgspec
 from fleetbed.profiles.errors import BadInput, nearest
 from fleetbed.profiles.experiment import Experiment, Policy, runs
 from fleetbed.profiles.explain import explain
-from fleetbed.profiles.types import Device, Fleet, Link, Profile
+from fleetbed.profiles.rates import lacks_bandwidth
+from fleetbed.profiles.types import MAX_CLIENTS, Device, Fleet, Link, Profile
 from fleetbed.profiles.yaml_text import read_mapping, shorten
 
 T = TypeVar("T", bound=Profile)
@@ -23,8 +25,8 @@ TYPES: Final[dict[Kind, type[Profile]]] = {
     "fleet": Fleet,
     "experiment": Experiment,
 }
-MAX_CLIENTS: Final = 100_000
 MAX_RUNS: Final = 10_000
+MAX_NAME_BYTES: Final = 200  # file systems allow 255, and the names of locks and parts are a little longer
 WEIGHT_TOLERANCE: Final = 1e-3
 
 # The keys that only some kinds of policy read; elsewhere they would silently do nothing.
@@ -59,9 +61,14 @@ def decode(tree: dict[str, Any], type_: type[T], where: str, prefix: str = "") -
         profile = msgspec.convert(tree, type_)
     except msgspec.ValidationError as error:
         raise explain(error, tree, type_, where, prefix) from None
-    check: Callable[[Any, str], None] = _CHECKS[type_]
-    check(profile, f"{where}: {prefix}." if prefix else f"{where}: ")
+    for mistake in contradictions(profile, f"{where}: {prefix}." if prefix else f"{where}: "):
+        raise mistake
     return profile
+
+
+def contradictions(profile: Profile, at: str) -> Iterator[BadInput]:
+    """What is wrong with a profile whose values are right one by one. `at` is what a sentence starts with."""
+    yield from _CHECKS[type(profile)](profile, at)
 
 
 def figures(profile: Profile) -> Iterator[str]:
@@ -103,99 +110,142 @@ def _keys(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _keys(value, f"{prefix}{key}.")
 
 
-def _check_provenance(profile: Device | Link | Fleet, at: str) -> None:
+def _check_provenance(profile: Device | Link | Fleet, at: str) -> Iterator[BadInput]:
     tree = msgspec.to_builtins(profile)
     del tree["provenance"]
     known = set(_keys(tree))
     for number, entry in enumerate(profile.provenance):
         if entry.figure not in known:
-            raise nearest(entry.figure, known, "key", f"{at}provenance.{number}.figure")
+            yield nearest(entry.figure, known, "key", f"{at}provenance.{number}.figure")
 
 
-def check_device(device: Device, at: str) -> None:
+def _check_device(device: Device, at: str) -> Iterator[BadInput]:
     """`at` is what a sentence starts with: the file, and the key path above the device."""
     memory, power = device.memory, device.power
     for lower, upper in (("available_mib", "visible_mib"), ("visible_mib", "installed_mib")):
         low, high = getattr(memory, lower), getattr(memory, upper)
         if low > high:
-            raise BadInput(f"{at}memory.{lower} is {low:g}, but at most memory.{upper} = {high:g} is possible.")
-    if memory.runtime_mib >= memory.available_mib:
-        raise BadInput(
-            f"{at}memory.runtime_mib is {memory.runtime_mib:g}, but less than memory.available_mib = "
+            yield BadInput(f"{at}memory.{lower} is {low:g}, but at most memory.{upper} = {high:g} is possible.")
+    if device.runtime_mib >= memory.available_mib:
+        whose = "memory.runtime_mib is" if memory.runtime_mib is not None else f"runtime {device.runtime} takes"
+        yield BadInput(
+            f"{at}{whose} {device.runtime_mib:g}, but less than memory.available_mib = "
             f"{memory.available_mib:g} is needed, or nothing is left for training."
         )
     if power.idle_w is not None and power.load_w is not None and power.idle_w > power.load_w:
-        raise BadInput(
+        yield BadInput(
             f"{at}power.idle_w is {power.idle_w:g}, but at most power.load_w = {power.load_w:g} is possible."
         )
     if device.trains_on == "gpu" and (
         device.gpu is None or not (device.gpu.fp32_gflops_sustained or device.gpu.fp32_gflops_peak)
     ):
-        raise BadInput(
+        yield BadInput(
             f"{at}trains_on is gpu, but gpu.fp32_gflops_sustained and gpu.fp32_gflops_peak are both missing: "
             "give one of them, or let it train on the cpu."
         )
-    _check_provenance(device, at)
+    if lacks_bandwidth(device):
+        yield BadInput(
+            f"{at}there are no rates, and no memory.bandwidth_gb_s_measured to derive them from: add what one core "
+            "copies in GB/s (tinymembench's memcpy), or give rates, or run `fleetbed profiles measure` on the device."
+        )
+    yield from _check_provenance(device, at)
 
 
-def check_fleet(fleet: Fleet, at: str) -> None:
+def _check_fleet(fleet: Fleet, at: str) -> Iterator[BadInput]:
     """Counts or weights, not both; weights sum; not more clients than can be handled."""
     weighted = [member.weight is not None for member in fleet.members]
     for number, member in enumerate(fleet.members):
         if (member.count is None) == (member.weight is None):
             given = "neither count nor weight" if member.count is None else "both count and weight"
-            raise BadInput(f"{at}members.{number} has {given}, but exactly one of them is needed.")
+            yield BadInput(f"{at}members.{number} has {given}, but exactly one of them is needed.")
         if weighted[number] != weighted[0]:
             given, missing = ("weight", "count") if weighted[number] else ("count", "weight")
-            raise BadInput(
+            yield BadInput(
                 f"{at}members.{number} has a {given}, but members.0 has a {missing}: "
                 "give every member a count or every member a weight."
             )
         if member.link is not None and any(key.split(".")[0] == "link_override" for key in member.override):
-            raise BadInput(
+            yield BadInput(
                 f"{at}members.{number}.override has link_override, which is of the device's own link, but "
                 f"members.{number}.link is {member.link}: remove one of them."
             )
     if weighted[0]:
-        _check_weights(fleet, at)
+        yield from _check_weights(fleet, at)
     counted = sum(member.count or 0 for member in fleet.members)
     if not weighted[0] and fleet.total is not None and fleet.total != counted:
-        raise BadInput(f"{at}total is {fleet.total}, but the counts sum to {counted}: correct or remove total.")
+        yield BadInput(f"{at}total is {fleet.total}, but the counts sum to {counted}: correct or remove total.")
     if (size := fleet.total or counted) > MAX_CLIENTS:
-        raise BadInput(f"{at}the fleet has {size} clients, but at most {MAX_CLIENTS} are possible.")
-    _check_provenance(fleet, at)
+        yield BadInput(f"{at}the fleet has {size} clients, but at most {MAX_CLIENTS} are possible.")
+    yield from _check_provenance(fleet, at)
 
 
-def _check_weights(fleet: Fleet, at: str) -> None:
+def _check_weights(fleet: Fleet, at: str) -> Iterator[BadInput]:
     if fleet.total is None:
-        raise BadInput(f"{at}total is missing: weights need the number of clients as total.")
+        yield BadInput(f"{at}total is missing: weights need the number of clients as total.")
     weights = sum(member.weight or 0.0 for member in fleet.members)
     if all(abs(weights - whole) > whole * WEIGHT_TOLERANCE for whole in (1, 100)):
-        raise BadInput(f"{at}the weights of members sum to {weights:g}, but 1 or 100 is needed: correct the weights.")
+        yield BadInput(f"{at}the weights of members sum to {weights:g}, but 1 or 100 is needed: correct the weights.")
 
 
-def check_experiment(experiment: Experiment, at: str) -> None:
+def _check_experiment(experiment: Experiment, at: str) -> Iterator[BadInput]:
     """What one key says about another."""
-    _check_paths(experiment, at)
+    yield from _check_paths(experiment, at)
     for number, policy in enumerate(experiment.policies):
-        _check_policy(policy, f"{at}policies.{number}.")
-    _check_differ([str(seed) for seed in experiment.seeds], f"{at}seeds", "remove one of them")
-    _check_differ([choice.title for choice in experiment.algorithms], f"{at}algorithms", "give one a label")
-    _check_differ([policy.title for policy in experiment.policies], f"{at}policies", "give one a label")
+        yield from _check_policy(policy, f"{at}policies.{number}.")
+    yield from _check_schedule([change.round for change in experiment.training.schedule], at)
+    for number, choice in enumerate(experiment.algorithms):
+        yield from _check_path_part(choice.title, f"{at}algorithms.{number}.{'label' if choice.label else 'name'}")
+    for number, policy in enumerate(experiment.policies):
+        yield from _check_path_part(policy.title, f"{at}policies.{number}.label")
+    doubles = [
+        *_check_differ([str(seed) for seed in experiment.seeds], f"{at}seeds", "remove one of them"),
+        *_check_differ([choice.title for choice in experiment.algorithms], f"{at}algorithms", "give one a label"),
+        *_check_differ([policy.title for policy in experiment.policies], f"{at}policies", "give one a label"),
+    ]
+    yield from doubles
     if (size := len(experiment.algorithms) * len(experiment.policies) * len(experiment.seeds)) > MAX_RUNS:
-        raise BadInput(f"{at}algorithms, policies and seeds make {size} runs, but at most {MAX_RUNS} can be: split it.")
-    _check_differ([run.name for run in runs(experiment)], f"{at}the names of the runs", "change a label")
+        yield BadInput(f"{at}algorithms, policies and seeds make {size} runs, but at most {MAX_RUNS} can be: split it.")
+        return  # their names alone could fill the memory
+    names = [run.name for run in runs(experiment)]
+    if not doubles:  # whose runs would be doubles too
+        yield from _check_differ(names, f"{at}the names of the runs", "change a label")
+    longest = max(names, key=lambda name: len(name.encode(errors="surrogateescape")), default="")
+    if (size := len(longest.encode(errors="surrogateescape"))) > MAX_NAME_BYTES:
+        yield BadInput(
+            f"{at}the run {shorten(longest)} would have a folder name of {size} bytes, but at most "
+            f"{MAX_NAME_BYTES} are possible: shorten a label."
+        )
 
 
-def _check_differ(names: list[str], at: str, fix: str) -> None:
+def _check_path_part(title: str, at: str) -> Iterator[BadInput]:
+    """A title becomes part of a folder's name: it must never lead elsewhere, and a person must be able to type it."""
+    if not title.isprintable():
+        yield BadInput(f"{at} is {title[:60]!a}, but only printable characters are possible: remove the others.")
+    elif title != title.strip() or title.startswith(".") or "/" in title or "\\" in title or not title:
+        yield BadInput(
+            f"{at} is {shorten(title)}, but it becomes part of a folder's name: it must have no slash, no dot at its "
+            "start and no space at either end."
+        )
+
+
+def _check_schedule(rounds: list[int], at: str) -> Iterator[BadInput]:
+    for number, (before, after) in enumerate(pairwise(rounds), 1):
+        if after <= before:
+            yield BadInput(
+                f"{at}training.schedule.{number}.round is {after}, but the entry before it has {before}: "
+                f"list the changes in the order of their rounds, at most one for each."
+            )
+
+
+def _check_differ(names: list[str], at: str, fix: str) -> Iterator[BadInput]:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise BadInput(f"{at}: {shorten(name)} is there twice, but each must differ: {fix}.")
+            yield BadInput(f"{at}: {shorten(name)} is there twice, but each must differ: {fix}.")
         seen.add(name)
 
 
-def _check_paths(experiment: Experiment, at: str) -> None:
+def _check_paths(experiment: Experiment, at: str) -> Iterator[BadInput]:
     partition, availability, timing = experiment.data.partition, experiment.availability, experiment.timing
     for key, needed, path_key, path in (
         ("data.partition.kind", partition.kind == "file", "data.partition.file", partition.file),
@@ -204,30 +254,30 @@ def _check_paths(experiment: Experiment, at: str) -> None:
     ):
         value = path_key.rsplit(".", 1)[1]
         if needed and not path:
-            raise BadInput(f"{at}{key} is {value}, but {path_key} is missing: give the path there.")
+            yield BadInput(f"{at}{key} is {value}, but {path_key} is missing: give the path there.")
         if path and not needed:
-            raise BadInput(
+            yield BadInput(
                 f"{at}{path_key} is given, but only {key}: {value} reads it: set that, or remove {path_key}."
             )
 
 
-def _check_policy(policy: Policy, at: str) -> None:
+def _check_policy(policy: Policy, at: str) -> Iterator[BadInput]:
     for key in _POLICY_NEEDS.get(policy.kind, ()):
         if getattr(policy, key) is None:
-            raise BadInput(f"{at}kind is {policy.kind}, but {at.rsplit(' ', 1)[-1]}{key} is missing: add it.")
+            yield BadInput(f"{at}kind is {policy.kind}, but {at.rsplit(' ', 1)[-1]}{key} is missing: add it.")
     for key, kinds in _POLICY_KEYS.items():
         if getattr(policy, key) != getattr(_PLAIN, key) and policy.kind not in kinds:
-            raise BadInput(
+            yield BadInput(
                 f"{at}{key} is given, but kind is {policy.kind} and only {' and '.join(kinds)} "
                 f"read{'s' * (len(kinds) == 1)} it: remove it or change kind."
             )
     if policy.take is not None and policy.invite is not None and policy.take > policy.invite:
-        raise BadInput(f"{at}take is {policy.take}, but at most invite = {policy.invite} is possible.")
+        yield BadInput(f"{at}take is {policy.take}, but at most invite = {policy.invite} is possible.")
 
 
-_CHECKS: Final[dict[type[Profile], Callable[[Any, str], None]]] = {
-    Device: check_device,
+_CHECKS: Final[dict[type[Profile], Callable[[Any, str], Iterator[BadInput]]]] = {
+    Device: _check_device,
     Link: _check_provenance,
-    Fleet: check_fleet,
-    Experiment: check_experiment,
+    Fleet: _check_fleet,
+    Experiment: _check_experiment,
 }

@@ -8,12 +8,15 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from fleetbed.profiles.errors import BadInput, nearest
 from fleetbed.profiles.experiment import Experiment
+from fleetbed.profiles.files import is_folder, list_folder, open_regular, show_path, user_path
 from fleetbed.profiles.fleet import on_own_link, overridden, sizes
 from fleetbed.profiles.loading import Kind, T, decode
 from fleetbed.profiles.settings import apply_settings
-from fleetbed.profiles.types import ClientSpec, Device, Fleet, Link
+from fleetbed.profiles.types import ClientSpec, Device, Fleet, Link, Member
 from fleetbed.profiles.yaml_text import QUOTE, read_mapping, shorten
 
 Search = Sequence[Path]  # the folders given by --profiles, first one first
@@ -50,18 +53,19 @@ def shipped() -> Path:
 def check_search(search: Search) -> None:
     """Refuse a --profiles folder that cannot hold any profile, before names are looked up in it."""
     for folder in search:
-        if not folder.is_dir():
-            raise BadInput(f"--profiles {folder}: there is no such folder.")
-        if not any((folder / name).is_dir() for name in FOLDERS.values()):
-            raise BadInput(f"--profiles {folder}: none of {', '.join(FOLDERS.values())} is in that folder: make one.")
+        where = f"--profiles {show_path(folder)}"
+        if not is_folder(folder, where):
+            raise BadInput(f"{where}: there is no such folder.")
+        if not any(is_folder(folder / name, where) for name in FOLDERS.values()):
+            raise BadInput(f"{where}: none of {', '.join(FOLDERS.values())} is in that folder: make one.")
 
 
 def available(kind: Kind, search: Search = ()) -> dict[str, Path]:
     """Every profile of a kind by its name; where two folders have the name, the one that is found first."""
     found: dict[str, Path] = {}
     for root in (*search, shipped()):
-        folder = root / FOLDERS[kind]
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        folder, where = root / FOLDERS[kind], f"--profiles {show_path(root)}"
+        for path in list_folder(folder, where) if is_folder(folder, where) else ():
             if path.suffix in SUFFIXES:
                 found.setdefault(path.stem, path)
     return dict(sorted(found.items()))
@@ -74,10 +78,8 @@ def looks_like_path(name: str) -> bool:
 def find(kind: Kind, name: str, search: Search = (), where: str = "") -> Path:
     """The file that a name stands for. `where` says who asked, for the error."""
     if looks_like_path(name):
-        path = Path(name).expanduser()
-        if not path.is_file():
-            lead = f"{where}: " if where else ""
-            raise BadInput(f"{lead}the {kind} file {name} does not exist.")
+        path = user_path(name, where or f"the {kind}")
+        open_regular(path, "a YAML file", where).close()
         return path
     known = available(kind, search)
     if name not in known:
@@ -100,12 +102,12 @@ def load_fleet(name: str, search: Search = (), where: str = "") -> Fleet:
 def load_experiment(name: str, search: Search = (), sets: Sequence[str] = ()) -> Experiment:
     """The experiment with every `key.path=value` of `sets` applied, then checked as a whole.
 
-    Paths in a setting are relative to where the command is run, and absolute from here on: a study is gone on with
+    Paths in a setting are relative to where the command is run, and absolute from here on: a study is resumed
     from anywhere.
     """
     path = find("experiment", name, search)
     tree = _rebased(read_mapping(path), "experiment", path.parent)
-    where = str(path) + "".join(f" with --set {shorten(item).strip(QUOTE)}" for item in sets)
+    where = show_path(path) + "".join(f" with --set {shorten(item).strip(QUOTE)}" for item in sets)
     asked = _rebased(apply_settings(tree, sets), "experiment", Path())  # those of the file are absolute by now
     return decode(asked, Experiment, where)
 
@@ -114,38 +116,49 @@ def clients_of(fleet: Fleet, search: Search = (), where: str = "the fleet") -> t
     """Every client of the fleet, numbered from 0 in file order, with device and link resolved."""
     clients: list[ClientSpec] = []
     for number, (member, size) in enumerate(zip(fleet.members, sizes(fleet), strict=True)):
-        at = f"members.{number}"
-        plain = load_device(member.device, search, f"{where}: {at}.device")
-        device = overridden(plain, member.override, where, f"{at}.override")
-        link_name = member.link or device.link
-        link = load_link(link_name, search, f"{where}: {at}.link")
-        if link_name == device.link:
-            link = on_own_link(device, link)
-        kind = Path(member.device).stem if looks_like_path(member.device) else member.device
-        for client in range(len(clients), len(clients) + size):
-            clients.append(ClientSpec(number=client, kind=kind, device=device, link_name=link_name, link=link))
+        spec = first_of(member, number, search, where)
+        first = len(clients)
+        clients += [msgspec.structs.replace(spec, number=client) for client in range(first, first + size)]
     return tuple(clients)
 
 
+def first_of(member: Member, number: int, search: Search, where: str) -> ClientSpec:
+    """A client of the fleet's line `number`, with device and link resolved."""
+    at = f"members.{number}"
+    plain = load_device(member.device, search, f"{where}: {at}.device")
+    device = overridden(plain, member.override, where, f"{at}.override")
+    link_name = member.link or device.link
+    link = load_link(link_name, search, f"{where}: {at}.link")
+    if link_name == device.link:
+        link = on_own_link(device, link)
+    kind = Path(member.device).stem if looks_like_path(member.device) else member.device
+    return ClientSpec(number=0, kind=kind, device=device, link_name=link_name, link=link)
+
+
 def _load(path: Path, kind: Kind, type_: type[T]) -> T:
-    return decode(_rebased(read_mapping(path), kind, path.parent), type_, str(path))
+    return decode(read_tree(path, kind), type_, show_path(path))
+
+
+def read_tree(path: Path, kind: Kind) -> dict[str, Any]:
+    """What a file holds, unchecked, but with its paths made absolute."""
+    return _rebased(read_mapping(path), kind, path.parent)
 
 
 def _rebased(tree: dict[str, Any], kind: Kind, folder: Path) -> dict[str, Any]:
     """Paths in a file are relative to that file, wherever the command is run."""
     for key in _NAMES[kind]:
-        _rebase(tree, key.split("."), folder, always=False)
+        _rebase(tree, key, key.split("."), folder, always=False)
     for key in _PATHS if kind == "experiment" else ():
-        _rebase(tree, key.split("."), folder, always=True)
+        _rebase(tree, key, key.split("."), folder, always=True)
     return tree
 
 
-def _rebase(tree: Any, steps: list[str], folder: Path, always: bool) -> None:
+def _rebase(tree: Any, key: str, steps: list[str], folder: Path, always: bool) -> None:
     if steps[0] == "*":
         for item in tree if isinstance(tree, list) else ():
-            _rebase(item, steps[1:], folder, always)
+            _rebase(item, key, steps[1:], folder, always)
     elif isinstance(tree, dict) and (value := tree.get(steps[0])) is not None:
         if len(steps) > 1:
-            _rebase(value, steps[1:], folder, always)
+            _rebase(value, key, steps[1:], folder, always)
         elif isinstance(value, str) and value and (always or looks_like_path(value)):
-            tree[steps[0]] = str((folder / Path(value).expanduser()).absolute())
+            tree[steps[0]] = str((folder / user_path(value, key)).absolute())

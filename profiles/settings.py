@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleetbed.profiles.errors import BadInput
-from fleetbed.profiles.yaml_text import QUOTE, parse, shorten
+from fleetbed.profiles.yaml_text import MAX_DEPTH, QUOTE, parse, shorten
 
 
 def apply_settings(tree: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
@@ -20,6 +20,8 @@ def apply_settings(tree: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
         if not equals or not key.strip():
             raise BadInput(f"{where}: key.path=value is needed, for example --set rounds=20.")
         steps = key.strip().split(".")
+        if len(steps) > MAX_DEPTH:
+            raise BadInput(f"{where}: the key path has {len(steps)} parts, but at most {MAX_DEPTH} are allowed.")
         if "" in steps:
             raise BadInput(f"{where}: the key path has an empty part: write it as in algorithms.0.params.mu.")
         _put(tree, steps, parse(text, where), where)

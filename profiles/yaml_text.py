@@ -14,14 +14,19 @@ from typing import Any
 import yaml
 
 from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.files import is_text, read_regular, show_path
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = 256 << 10  # a fleet of a thousand members has half of it, and the parser takes seconds for more
+MAX_DEPTH = 32
+#: controls (escape sequences begin with one), line separators, changes of direction, halves of surrogate pairs
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 QUOTE = '"'  # around text in a sentence
 _INT_LIMIT = 2**63
 
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own name)
+    _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -29,7 +34,12 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(
                 None, None, "an alias (*name) is not allowed: write the value out", event.start_mark
             )
-        return super().compose_node(parent, index)
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise RecursionError
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 _TAG = "tag:yaml.org,2002:"
@@ -48,7 +58,7 @@ for _name, _pattern, _first in (
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """The mapping that the file holds; every way in which it may not hold one is a BadInput."""
-    return parse_mapping(_read(path), str(path))
+    return parse_mapping(_read(path), show_path(path))
 
 
 def parse_mapping(text: str, where: str) -> dict[str, Any]:
@@ -65,8 +75,8 @@ def parse(text: str, where: str) -> Any:
     try:
         node = yaml.compose(text, Loader=_Loader)
         return None if node is None else _plain(node, "", where)
-    except RecursionError:
-        raise BadInput(f"{where} is nested too deeply to be read: a profile has a few levels only.") from None
+    except RecursionError:  # PyYAML's own parser may reach Python's limit before it reaches ours
+        raise BadInput(f"{where} is nested too deeply: at most {MAX_DEPTH} levels are allowed.") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise BadInput(f"{where} is not valid YAML: {_reason(error)}.") from None
 
@@ -87,22 +97,11 @@ def shorten(value: Any, limit: int = 60) -> str:
 
 
 def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise BadInput(f"{path} does not exist: give the path of a YAML file.") from None
-    except IsADirectoryError:
-        raise BadInput(f"{path} is a folder, but the path of a YAML file is needed.") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise BadInput(f"{shorten(str(path), 200)} cannot be read: {reason}.") from None
-    if len(data) > MAX_BYTES:
-        raise BadInput(f"{path} is larger than {MAX_BYTES // 1024} KiB, so it is no profile: give a YAML file.")
+    data = read_regular(path, "a YAML file", MAX_BYTES)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8.") from None
+        raise BadInput(f"{show_path(path)} is not UTF-8 text (byte {error.start}): save it as UTF-8.") from None
 
 
 def _plain(node: yaml.Node, path: str, where: str) -> Any:
@@ -135,6 +134,10 @@ def _scalar(kind: str, text: str, spot: str) -> Any:
     if kind == "null":
         return None
     if kind == "str":
+        if not is_text(text):
+            raise BadInput(
+                f"{spot} is {shorten(text, 30)}, which is not UTF-8 text (half a surrogate pair): remove it."
+            )
         return text
     if kind == "bool":
         return text.lower() == "true"
@@ -165,3 +168,8 @@ def _reason(error: Exception) -> str:
         text = error.problem or error.context or "it cannot be parsed"
         return f"{text} (line {mark.line + 1})" if mark is not None else text
     return " ".join(str(error).split())
+
+
+def plain(text: str) -> str:
+    """The text on one line: white space as blanks, whatever else cannot be printed as its Python escape."""
+    return _UNPRINTABLE.sub(lambda found: " " if found[0].isspace() else ascii(found[0])[1:-1], text)

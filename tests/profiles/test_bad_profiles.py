@@ -16,7 +16,13 @@ DEVICE: dict[str, Any] = {
     "title": "A board",
     "trains_on": "cpu",
     "cpu": {"description": "4 cores", "cores": 4, "fp32_gflops": 10},
-    "memory": {"installed_mib": 1024, "visible_mib": 1000, "available_mib": 800, "runtime_mib": 100},
+    "memory": {
+        "installed_mib": 1024,
+        "visible_mib": 1000,
+        "available_mib": 800,
+        "runtime_mib": 100,
+        "bandwidth_gb_s_measured": 2,
+    },
     "power": {"idle_w": 1, "load_w": 5},
     "link": "wifi4",
 }
@@ -58,22 +64,31 @@ def test_the_bases_are_sound() -> None:
             "f.yaml: cpu.coers: there is no key 'coers'; did you mean cores? "
             "allowed are clock_ghz, cores, description, fp32_gflops, fp64_gflops.",
         ),
-        ("cpu.cores=four", 'f.yaml: cpu.cores is "four", but a whole number from 1 to 1000000000 is needed.'),
-        ("cpu.cores=1.5", "f.yaml: cpu.cores is 1.5, but a whole number from 1 to 1000000000 is needed."),
-        ("cpu.cores=0", "f.yaml: cpu.cores is 0, but a whole number from 1 to 1000000000 is needed."),
-        ("cpu.cores=true", "f.yaml: cpu.cores is true, but a whole number from 1 to 1000000000 is needed."),
-        ("cpu.fp32_gflops=-3", "f.yaml: cpu.fp32_gflops is -3, but a number above 0 is needed."),
-        ("cpu.fp32_gflops=0", "f.yaml: cpu.fp32_gflops is 0, but a number above 0 is needed."),
-        ("power.idle_w=0", "f.yaml: power.idle_w is 0, but a number above 0 is needed."),
+        ("cpu.cores=four", 'f.yaml: cpu.cores is "four", but a whole number from 1 to 100000 is needed.'),
+        ("cpu.cores=1.5", "f.yaml: cpu.cores is 1.5, but a whole number from 1 to 100000 is needed."),
+        ("cpu.cores=0", "f.yaml: cpu.cores is 0, but a whole number from 1 to 100000 is needed."),
+        ("cpu.cores=true", "f.yaml: cpu.cores is true, but a whole number from 1 to 100000 is needed."),
+        ("cpu.fp32_gflops=-3", "f.yaml: cpu.fp32_gflops is -3, but a number from 1e-6 to 1000000000 is needed."),
+        ("cpu.fp32_gflops=0", "f.yaml: cpu.fp32_gflops is 0, but a number from 1e-6 to 1000000000 is needed."),
+        ("power.idle_w=0", "f.yaml: power.idle_w is 0, but a number from 1e-6 to 1000000 is needed."),
         (
             "memory.available_mib=512 MB",
-            'f.yaml: memory.available_mib is "512 MB", but a number above 0 is needed: '
+            'f.yaml: memory.available_mib is "512 MB", but a number from 1 to 1000000000 is needed: '
             "write the bare number, its unit is MiB.",
         ),
         (
             'cpu.fp32_gflops="10"',
-            'f.yaml: cpu.fp32_gflops is "10", but a number above 0 is needed: '
+            'f.yaml: cpu.fp32_gflops is "10", but a number from 1e-6 to 1000000000 is needed: '
             "write the bare number, without unit or quotes.",
+        ),
+        (
+            "memory.bandwidth_gb_s_measured=",
+            "f.yaml: there are no rates, and no memory.bandwidth_gb_s_measured to derive them from: add what one core",
+        ),
+        ("runtime=tensorflow", 'f.yaml: runtime is "tensorflow", but one of compiled, mnn-like, pytorch'),
+        (
+            "rates={matmul_gflops: 3}",
+            "f.yaml: the key rates.conv_1x1_gflops is missing: add it, with a number",
         ),
         ("trains_on=tpu", 'f.yaml: trains_on is "tpu", but one of cpu, gpu is needed.'),
         ("title=3", "f.yaml: title is 3, but text is needed."),
@@ -106,7 +121,7 @@ def test_the_bases_are_sound() -> None:
         ),
         (
             "provenance=[{figure: cpu, kind: guessed}]",
-            'f.yaml: provenance.0.kind is "guessed", but one of assumed, derived, measured, vendor is',
+            'f.yaml: provenance.0.kind is "guessed", but one of assumed, derived, fitted, measured, vendor is',
         ),
     ],
 )
@@ -119,18 +134,18 @@ def test_a_missing_key_is_named() -> None:
     tree = deepcopy(DEVICE)
     del tree["cpu"]["fp32_gflops"]
     assert sentence(tree, Device) == (
-        "f.yaml: the key cpu.fp32_gflops is missing: add it, with a number above 0 as its value."
+        "f.yaml: the key cpu.fp32_gflops is missing: add it, with a number from 1e-6 to 1000000000 as its value."
     )
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ("down_mbit_s=0", "f.yaml: down_mbit_s is 0, but a number above 0 is needed."),
-        ("up_mbit_s=-1", "f.yaml: up_mbit_s is -1, but a number above 0 is needed."),
+        ("down_mbit_s=0", "f.yaml: down_mbit_s is 0, but a number from 1e-6 to 10000000 is needed."),
+        ("up_mbit_s=-1", "f.yaml: up_mbit_s is -1, but a number from 1e-6 to 10000000 is needed."),
         (
             "rtt_ms=5 ms",
-            'f.yaml: rtt_ms is "5 ms", but a number of at least 0 is needed: write the bare number, its',
+            'f.yaml: rtt_ms is "5 ms", but a number from 0 to 10000000 is needed: write the bare number, its',
         ),
         ("loss=2", "f.yaml: loss is 2, but a number from 0 to 1 is needed."),
         ("speed=3", "f.yaml: speed: there is no key 'speed'; allowed are down_mbit_s, jitter_ms, loss,"),
@@ -153,7 +168,12 @@ def test_link(change: str, expected: str) -> None:
             "f.yaml: members.1 has a weight, but members.0 has a count",
         ),
         (FLEET, "total=6", "f.yaml: total is 6, but the counts sum to 5"),
-        (FLEET, "members.0.count=100001", "f.yaml: the fleet has 100004 clients, but at most 100000"),
+        (FLEET, "members.0.count=99999", "f.yaml: the fleet has 100002 clients, but at most 100000"),
+        (
+            FLEET,
+            "members.0.count=1000000000",
+            "f.yaml: members.0.count is 1000000000, but a whole number from 1 to 100000",
+        ),
         (
             FLEET,
             "members.0.override={cpu.cores: [1]}",
@@ -174,7 +194,7 @@ def test_link(change: str, expected: str) -> None:
             "members.0.weight=0.6",
             "f.yaml: the weights of members sum to 1.1, but 1 or 100 is needed",
         ),
-        (WEIGHTED, "members.0.weight=-1", "f.yaml: members.0.weight is -1, but a number above 0 is needed."),
+        (WEIGHTED, "members.0.weight=-1", "f.yaml: members.0.weight is -1, but a number from 1e-9 to 100 is needed."),
         (WEIGHTED, "total=", "f.yaml: total is missing: weights need the number of clients as total."),
         (WEIGHTED, "total=0", "f.yaml: total is 0, but a whole number from 1"),
     ],
@@ -195,13 +215,35 @@ def test_an_override_of_the_rates_of_a_link_that_is_not_used_is_refused() -> Non
         (["roundz=3"], "f.yaml: roundz: there is no key 'roundz'; did you mean rounds?"),
         (
             ["training.batch=0"],
-            "f.yaml: training.batch is 0, but a whole number from 1 to 1000000000 is needed.",
+            "f.yaml: training.batch is 0, but a whole number from 1 to 1000000 is needed.",
         ),
+        (
+            ["training.schedule=[{round: 5, lr: 0.1}, {round: 5, lr: 0.2}]"],
+            "f.yaml: training.schedule.1.round is 5, but the entry before it has 5: list the changes in the order",
+        ),
+        (
+            ["training.schedule=[{round: 5, lr: 0.1}, {round: 9, lr: 0.2}, {round: 8, lr: 0.2}]"],
+            "f.yaml: training.schedule.2.round is 8, but the entry before it has 9",
+        ),
+        (
+            ["training.schedule=[{round: 0, lr: 1}]"],
+            "f.yaml: training.schedule.0.round is 0, but a whole number from 1",
+        ),
+        (
+            ["training.schedule=[{round: 2, lr: 0}]"],
+            "f.yaml: training.schedule.0.lr is 0, but a number from 1e-12 to 1e12",
+        ),
+        (["training.schedule=[{round: 2}]"], "f.yaml: the key training.schedule.0.lr is missing"),
+        (["training.on_divergence=ignore"], 'f.yaml: training.on_divergence is "ignore", but one of continue, stop'),
+        (["participation.last_ratio=0"], "f.yaml: participation.last_ratio is 0, but a number above 0"),
         (["algorithms=[]"], "f.yaml: algorithms is a list of 0, but a list of at least 1 is needed."),
         (["seeds=[1, 2, 1]"], 'f.yaml: seeds: "1" is there twice, but each must differ: remove one of them.'),
         (["seeds=[-1]"], "f.yaml: seeds.0 is -1, but a whole number from 0 to 4294967295 is needed."),
         (["algorithms.1.name=heteroavg"], 'f.yaml: algorithms: "heteroavg" is there twice'),
-        (["algorithms.0.label=../x"], 'f.yaml: algorithms.0.label is "../x", but text without slashes'),
+        (
+            ["algorithms.0.label=../x"],
+            'f.yaml: algorithms.0.label is "../x", but text of 1 to 60 characters, no slash',
+        ),
         (["policies=[{kind: sync}, {kind: sync}]"], 'f.yaml: policies: "sync" is there twice'),
         (
             ["policies.0.kind=deadline"],
@@ -240,17 +282,22 @@ def test_an_override_of_the_rates_of_a_link_that_is_not_used_is_refused() -> Non
             'f.yaml: policies.0.kind is "asink", but one of async, buffered, deadline,',
         ),
         (["timing.source=replay"], "f.yaml: timing.source is replay, but timing.replay is missing"),
+        (["timing.source=calibrated"], 'f.yaml: timing.source is "calibrated", which is gone; plans no longer depend'),
+        (["timing.dilation=2"], "f.yaml: timing.dilation is a key of earlier versions; it is called timing.time_scale"),
         (["timing.replay=runs/1"], "f.yaml: timing.replay is given, but"),
         (
-            ["timing.dilation=fast"],
-            'f.yaml: timing.dilation is "fast", but a number above 0 or auto is needed',
+            ["timing.time_scale=quick"],
+            'f.yaml: timing.time_scale is "quick", but a number from 1e-6 to 10000 or one of auto, fast is needed',
         ),
         (
             ["data.partition.kind=file"],
             "f.yaml: data.partition.kind is file, but data.partition.file is missing",
         ),
         (["data.partition.file=a.json"], "f.yaml: data.partition.file is given, but"),
-        (["data.partition.alpha=0"], "f.yaml: data.partition.alpha is 0, but a number above 0 is needed."),
+        (
+            ["data.partition.alpha=0"],
+            "f.yaml: data.partition.alpha is 0, but a number from 0.0001 to 1000000000 is needed.",
+        ),
         (
             ["availability.kind=trace"],
             "f.yaml: availability.kind is trace, but availability.trace is missing",
@@ -307,6 +354,7 @@ def test_figures_without_provenance_are_found() -> None:
         "memory.visible_mib",
         "memory.available_mib",
         "memory.runtime_mib",
+        "memory.bandwidth_gb_s_measured",
         "power.idle_w",
         "power.load_w",
     ]
@@ -319,4 +367,4 @@ def test_the_file_leads_the_sentence(tmp_path: Path) -> None:
     file.write_text("title: x\ndown_mbit_s: fast\nup_mbit_s: 1\nrtt_ms: 1\n")
     with pytest.raises(BadInput) as caught:
         load_link(str(file))
-    assert str(caught.value) == f'{file}: down_mbit_s is "fast", but a number above 0 is needed.'
+    assert str(caught.value) == f'{file}: down_mbit_s is "fast", but a number from 1e-6 to 10000000 is needed.'

@@ -2,9 +2,14 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from fleetbed.profiles import BadInput, load_experiment, runs
+from fleetbed.profiles.experiment import Experiment
+from fleetbed.profiles.loading import decode
 
 
 @pytest.mark.parametrize(
@@ -17,8 +22,8 @@ from fleetbed.profiles import BadInput, load_experiment, runs
         ("seeds=[4, 5]", "seeds", (4, 5)),
         ("seeds.0=9", "seeds", (9,)),
         ("data.augment.0=crop", "data.augment", ("crop",)),
-        ("timing.dilation=2", "timing.dilation", 2.0),
-        ("timing.dilation=auto", "timing.dilation", "auto"),
+        ("timing.time_scale=2", "timing.time_scale", 2.0),
+        ("timing.time_scale=auto", "timing.time_scale", "auto"),
         ("data.name=cifar10", "data.name", "cifar10"),
         ("budgets.round_s=", "budgets.round_s", None),
         ("title=a=b", "title", "a=b"),
@@ -115,3 +120,47 @@ def test_an_experiment_of_ones_own_is_found_by_name(tmp_path: Path) -> None:
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "mine.yaml").write_text("title: Mine\nfleet: demo\nalgorithms: [{name: a}]\n")
     assert load_experiment("mine", [tmp_path]).title == "Mine"
+
+
+BAD_TITLES = (
+    *("..", ".", ".x", "/", "a/b", "../../x", "a\\b", "", " ", " a", "a "),
+    *("a\n", "\n", "a\nb", "a\r", "a\x00", "a\x1b[0m", "a\x7f", "a\x85", "a\u2028b", "a\u202eb", "a\ud800", "a\ufeff"),
+    *("x" * 61, "x" * 300, "\N{SNOWMAN}" * 60),
+)
+
+
+@pytest.mark.parametrize("title", BAD_TITLES, ids=ascii)
+@pytest.mark.parametrize("key", ["algorithms.label", "algorithms.name", "policies.label"])
+def test_a_title_that_is_no_part_of_a_folder_name_is_refused(key: str, title: str) -> None:
+    if key == "algorithms.name" and title == "x" * 61:
+        pytest.skip("a method may be called so")
+    kind, field = key.split(".")
+    tree = msgspec.to_builtins(load_experiment("demo"))
+    tree["policies"], tree["algorithms"] = (
+        [{"kind": "sync", "label": "\N{SNOWMAN}" * 20}],
+        [{"name": "a", "label": None}],
+    )
+    tree[kind][0][field] = title
+    if kind == "policies":
+        tree["algorithms"][0]["label"] = "\N{SNOWMAN}" * 20
+    with pytest.raises(BadInput) as refused:
+        decode(tree, Experiment, "f.yaml")
+    assert str(refused.value).startswith("f.yaml: ")
+    assert "\n" not in str(refused.value)
+    assert str(refused.value).isprintable()
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_whatever_the_labels_are_a_run_stays_in_its_study(tmp_path: Path, algorithm: str, policy: str) -> None:
+    tree = msgspec.to_builtins(load_experiment("demo"))
+    tree["algorithms"], tree["policies"] = [{"name": "heteroavg", "label": algorithm}], [{"label": policy}]
+    try:
+        (config, *_) = runs(decode(tree, Experiment, "f.yaml"))
+    except BadInput:
+        return
+    folder = tmp_path / config.name
+    assert folder.resolve().parent == tmp_path.resolve()
+    folder.mkdir()
+    (tmp_path / f".{config.name}.lock.1234567.part").write_text("")
+    folder.rmdir()

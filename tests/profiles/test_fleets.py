@@ -61,7 +61,7 @@ def test_overrides_replace_figures_and_say_so() -> None:
     (client,) = clients_of(Fleet(title="x", members=(member,)))
     plain = load_device("raspberry-pi-zero-2w")
     assert (client.device.memory.available_mib, client.device.cpu.cores) == (256, 2)
-    assert client.device.cap_mib == 256 - plain.memory.runtime_mib
+    assert client.device.cap_mib == 256 - plain.runtime_mib
     assert client.device.memory.visible_mib == plain.memory.visible_mib
     origin = {entry.figure: entry for entry in client.device.provenance}
     assert origin["memory.available_mib"].kind == "assumed"
@@ -90,7 +90,7 @@ def test_an_override_may_give_what_the_device_lacks() -> None:
         ),
         (
             {"memory.available_mib": 1},
-            "the fleet: members.0.override.memory.runtime_mib is 1024, but less than",
+            "the fleet: members.0.override.runtime pytorch-cuda takes 1024, but less than",
         ),
         ({"memory": 3}, "the fleet: members.0.override: 'memory' is a group"),
         ({"title.x": 3}, "the fleet: members.0.override: 'title.x' goes below title"),
@@ -129,7 +129,7 @@ def test_a_wrong_name_gets_the_nearest_ones() -> None:
         load_device("raspberri-pi-5-8gb")
     with pytest.raises(BadInput, match=r"^a.yaml: fleet: there is no fleet 'demmo'; did you mean demo\?"):
         load_fleet("demmo", (), "a.yaml: fleet")
-    with pytest.raises(BadInput, match=r"^the link file ./no.yaml does not exist"):
+    with pytest.raises(BadInput, match=r"^no.yaml does not exist"):
         find("link", "./no.yaml")
     with pytest.raises(BadInput, match="there is no device"):
         load_device("..")

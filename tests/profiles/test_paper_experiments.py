@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fleetbed.emulator.algorithm import Client, Context
 from fleetbed.emulator.algorithms import load_method, read_params
 from fleetbed.emulator.data import torchvision_sets
-from fleetbed.emulator.layout import Layout, check_method, lay_out
+from fleetbed.emulator.engine.layout import Layout, check_method, lay_out
+from fleetbed.emulator.method.algorithm import Client, Context
 from fleetbed.models.base import InputSpec
-from fleetbed.models.families import family
+from fleetbed.models.families.lookup import family
 from fleetbed.profiles import available, clients_of, load_experiment, load_fleet, runs
 from fleetbed.profiles.experiment import Experiment, RunConfig
 

@@ -95,7 +95,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     file.write_bytes(b"a: \xff\xfe")
     assert sentence(file) == f"{file} is not UTF-8 text (byte 3): save it as UTF-8."
     file.write_bytes(b"a" * (MAX_BYTES + 1))
-    assert "larger than 1024 KiB" in sentence(file)
+    assert "larger than 256 KiB" in sentence(file)
     assert "cannot be read" in sentence(Path("a\x00b"))
     assert "cannot be read" in sentence(tmp_path / ("n" * 5000))
 
