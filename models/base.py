@@ -109,9 +109,16 @@ class Family(ABC):
         net.initialise()
         return net
 
+    def load(self, variant: str, spec: InputSpec, tensors: Tensors, source: str = "the checkpoint") -> Net:
+        """A model on these very tensors: training it changes them. BadInput names those that do not fit."""
+        net = self.empty(variant, spec)
+        _check_tensors(net.state_dict(), tensors, source)
+        net.load_state_dict(tensors, assign=True)
+        return net
+
     def empty(self, variant: str, spec: InputSpec) -> Net:
-        """A model whose tensors hold arbitrary values, for weights that are loaded into it: initialising what
-        they replace would take longer than all the rest."""
+        """A model whose tensors hold arbitrary values: initialising what is replaced anyway would take longer than
+        all the rest."""
         net = self.outline(variant, spec)
         # what `to_empty` does, which would import sympy on the way: a third of a second in every client
         net._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))  # type: ignore[no-untyped-call]
@@ -223,9 +230,8 @@ def _window(full: Tensor, parts: Index) -> Tensor | None:
     return full
 
 
-def load_tensors(net: nn.Module, tensors: Mapping[str, Tensor], source: str = "the checkpoint") -> None:
-    """Copy `tensors` into the model; BadInput names those that are missing, unknown or of another shape."""
-    own = net.state_dict()
+def _check_tensors(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], source: str) -> None:
+    """BadInput names the tensors that are missing, unknown or of another shape."""
     problems = [
         *(f"{name} is missing" for name in own if name not in tensors),
         *(f"{name} is unknown to the model" for name in tensors if name not in own),
@@ -241,7 +247,6 @@ def load_tensors(net: nn.Module, tensors: Mapping[str, Tensor], source: str = "t
             f"{source} does not match the model: {'; '.join(problems[:5])}{more}; "
             f"load it into the family, variant, options and classes that it was saved from."
         )
-    net.load_state_dict(tensors)
 
 
 def _shape(tensor: Tensor) -> str:

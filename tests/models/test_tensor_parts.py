@@ -7,12 +7,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
-from fleetbed.models.base import gather, load_tensors, scatter_add
+from fleetbed.models.base import InputSpec, gather, scatter_add
+from fleetbed.models.families.lookup import family
 from fleetbed.profiles.errors import BadInput
 
 torch.set_num_threads(1)
+
+SPEC = InputSpec((3, 32, 32), 5)
+FAMILY = family("resnet-stage", {"base_width": 4})
 
 
 @st.composite
@@ -54,26 +57,29 @@ def test_gathering_all_of_a_tensor_copies_nothing() -> None:
     assert gather(full, {"w": (None, None)})["w"] is full["w"]
 
 
-def test_load_tensors_copies() -> None:
-    net = nn.Linear(2, 2)
-    tensors = {"weight": torch.ones(2, 2), "bias": torch.zeros(2)}
-    load_tensors(net, tensors)
-    with torch.no_grad():
-        net.weight.add_(1)
-    assert tensors["weight"].tolist() == [[1, 1], [1, 1]]
+def test_a_loaded_model_stands_on_the_tensors_themselves() -> None:
+    tensors = dict(FAMILY.build("resnet10", SPEC).state_dict())
+    first, second = (FAMILY.load("resnet10", SPEC, tensors) for _ in range(2))
+    assert first.state_dict()["fc.weight"].data_ptr() == tensors["fc.weight"].data_ptr()
+    called = []
+    first.get_submodule("fc").register_forward_hook(lambda *_: called.append(1))
+    first.eval()
+    second(torch.randn(2, 3, 32, 32))
+    assert not called
+    assert second.training
 
 
-def test_load_tensors_names_what_does_not_match() -> None:
-    tensors = {"weight": torch.ones(2, 3), "scale": torch.ones(())}
+def test_what_does_not_match_is_named() -> None:
+    tensors = {**FAMILY.build("resnet10", SPEC).state_dict(), "fc.bias": torch.ones(3), "scale": torch.ones(())}
+    del tensors["fc.weight"]
     with pytest.raises(BadInput) as caught:
-        load_tensors(nn.Linear(2, 2), tensors, "run/models/small.safetensors")
+        FAMILY.load("resnet10", SPEC, tensors, "run/models/small.safetensors")
     sentence = str(caught.value)
     assert sentence.startswith("run/models/small.safetensors does not match the model: ")
-    for part in ("bias is missing", "scale is unknown to the model", "weight is 2x3 and should be 2x2"):
+    for part in ("fc.weight is missing", "scale is unknown to the model", "fc.bias is 3 and should be 5"):
         assert part in sentence
 
 
-def test_load_tensors_counts_what_it_does_not_name() -> None:
-    net = nn.Sequential(*(nn.Linear(1, 1) for _ in range(4)))
-    with pytest.raises(BadInput, match=r"0\.weight is missing; .*, and 3 more;"):
-        load_tensors(net, {})
+def test_only_five_mismatches_are_named() -> None:
+    with pytest.raises(BadInput, match=r"conv1\.weight is missing; .*, and \d+ more;"):
+        FAMILY.load("resnet10", SPEC, {})

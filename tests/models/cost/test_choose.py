@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
-from fleetbed.models import choose as module
 from fleetbed.models.base import Family, InputSpec, Net
-from fleetbed.models.choose import Choice, Limit, choose, modelled_seconds, transfer_seconds
-from fleetbed.models.cost import Cost
+from fleetbed.models.cost import choose as module
+from fleetbed.models.cost.choose import Choice, Limit, choose, transfer_seconds
+from fleetbed.models.cost.operations import Operations
+from fleetbed.models.cost.predict import Cost
 from fleetbed.models.work import Work
 from fleetbed.profiles.experiment import Budgets, Optimizer
 from fleetbed.profiles.types import Cpu, Device, Link, Memory
@@ -51,6 +51,8 @@ def memory_mib(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
             memory_bytes=memory,
             memory={"model": memory},
             flops=size * 1e9 * work.steps,
+            operations=Operations(),
+            step=Operations(),
             parameters=size * 250_000,
             state_bytes=size * 1_000_000,
         )
@@ -146,9 +148,3 @@ def test_memory_is_named_before_the_others(memory_mib: dict[str, float]) -> None
     assert choice.variant == "m"
     assert choice.stopped_by is not None
     assert choice.stopped_by.name == "memory"
-
-
-def test_seconds_by_the_rate_alone() -> None:
-    board = device(100)
-    assert modelled_seconds(board, 4e9) == pytest.approx(4 / 2.0 * 1.5)
-    assert modelled_seconds(replace(board, train_scale=1.0), 4e9) == pytest.approx(2.0)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fleetbed.models.base import Family, InputSpec
-from fleetbed.models.cost import Cost, cost
+from fleetbed.models.cost.predict import Cost, cost
 from fleetbed.models.work import Work
 from fleetbed.profiles.experiment import Budgets, Optimizer
 from fleetbed.profiles.types import Device, Link
@@ -24,13 +25,15 @@ class Limit(Struct, frozen=True):
     variant: str
     needed: float
     allowed: float
+    method: str = ""  # under which it does; empty: there is only one
 
     @property
     def sentence(self) -> str:
         scale, unit = _UNITS[self.name]
         needed, allowed = self.needed / scale, self.allowed / scale
+        under = f" under {self.method}" if self.method else ""
         return (
-            f"{self.variant} needs {_figure(needed)} {unit}, {_figure(needed - allowed)} more than "
+            f"{self.variant} needs {_figure(needed)} {unit}{under}, {_figure(needed - allowed)} more than "
             f"the {_figure(allowed)} allowed"
         )
 
@@ -54,30 +57,36 @@ def choose(
     optimizer: Optimizer,
     budgets: Budgets,
     seconds: Callable[[str, Work], float],
+    common: Mapping[str, Callable[[str], Work]] | None = None,
 ) -> Choice:
     """The largest variant, in the family's order, that keeps every limit.
 
     `work` says what the method's heaviest task does with a variant, `seconds` how long the device computes on it; that
-    is asked only where a round's time is limited.
+    is asked only where a round's time is limited. `common` is the work of all methods, by name, that the variant has
+    to fit under; without it, it has to fit under `work` alone.
     """
+
+    def broken(variant: str) -> Limit | None:
+        for method, of_variant in (common or {"": work}).items():
+            doing = of_variant(variant)
+            needed = cost(family, variant, spec, doing, optimizer)
+            for limit in _broken(variant, needed, doing, device, link, budgets, seconds):
+                return replace(limit, method=method)
+        return None
+
     above: Limit | None = None
-    found: Cost | None = None
+    shared = f"common to {', '.join(common)}: " if common else ""
     for variant in reversed(family.variants):
-        doing = work(variant)
-        found = cost(family, variant, spec, doing, optimizer)
-        broken = next(_broken(variant, found, doing, device, link, budgets, seconds), None)
-        if broken is None:
-            reason = above.sentence if above else f"{variant} is the largest variant"
-            return Choice(variant=variant, cost=found, reason=reason, stopped_by=above)
-        above = broken
-    assert found is not None  # a family has variants
-    assert above is not None
-    return Choice(variant=None, cost=found, reason=f"no variant fits: {above.sentence}", stopped_by=above)
-
-
-def modelled_seconds(device: Device, flops: float) -> float:
-    """How long a device computes, by its rate alone."""
-    return flops / (device.rate_gflops * 1e9) * device.train_scale
+        limit = broken(variant)
+        if limit is None:
+            reason = shared + (above.sentence if above else f"{variant} is the largest variant")
+            own = cost(family, variant, spec, work(variant), optimizer)
+            return Choice(variant=variant, cost=own, reason=reason, stopped_by=above)
+        above = limit
+    assert above is not None  # a family has variants
+    smallest = family.variants[0]
+    own = cost(family, smallest, spec, work(smallest), optimizer)
+    return Choice(variant=None, cost=own, reason=f"{shared}no variant fits: {above.sentence}", stopped_by=above)
 
 
 def transfer_seconds(link: Link, state_bytes: int) -> float:

@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fleetbed.models.base import InputSpec
-from fleetbed.models.families import family
+from fleetbed.models.families.lookup import family
 
 CIFAR = InputSpec((3, 32, 32), 10)
 MNIST = InputSpec((1, 28, 28), 10)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from math import ceil
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 
 from fleetbed.models.base import Family, Index, InputSpec, Net, Options
-from fleetbed.profiles.types import Count
 
 Stem = Literal["7x7", "3x3"]
 
@@ -36,7 +36,7 @@ class ResNetOptions(Options, frozen=True, kw_only=True):
     `zero_init_residual` starts every block as its shortcut, as torchvision's option does: deep variants then learn as
     soon as shallow ones, which short runs need."""
 
-    base_width: Count = 64
+    base_width: Annotated[int, Meta(ge=1, le=4096)] = 64
     stem: Stem = "7x7"
     zero_init_residual: bool = False
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fleetbed.models.base import InputSpec
-from fleetbed.models.families import family
+from fleetbed.models.families.lookup import family
 from fleetbed.profiles.errors import BadInput
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from fleetbed.models import vit
 from fleetbed.models.base import InputSpec
-from fleetbed.models.families import family
+from fleetbed.models.families import vit
+from fleetbed.models.families.lookup import family
 from fleetbed.profiles.errors import HostCannot
 
 torch.set_num_threads(1)

@@ -12,19 +12,19 @@ from msgspec import Meta
 from torch import nn
 
 from fleetbed.models.base import Family, InputSpec, Net, Options
-from fleetbed.models.chain import Chain
-from fleetbed.profiles.types import Count
+from fleetbed.models.families.chain import Chain
+from fleetbed.profiles.experiment import Width
 
 
 class FedHeNNOptions(Options, frozen=True, kw_only=True):
     """The filters of the convolutions and the widths of the hidden dense layers; smaller networks use the
     first of them. The network for CIFAR-100 is `conv2-fc3` with filters 64, 128 and hidden layers 256, 128."""
 
-    filters: Annotated[tuple[Count, ...], Meta(min_length=3, max_length=3)] = (64, 64, 64)
-    hidden: Annotated[tuple[Count, ...], Meta(min_length=2, max_length=2)] = (120, 64)
+    filters: Annotated[tuple[Width, ...], Meta(min_length=3, max_length=3)] = (64, 64, 64)
+    hidden: Annotated[tuple[Width, ...], Meta(min_length=2, max_length=2)] = (120, 64)
 
 
-class Layout(NamedTuple):
+class FedHeNNLayout(NamedTuple):
     convolutions: int
     dense: int
     smallest_image: int
@@ -32,11 +32,11 @@ class Layout(NamedTuple):
 
 KERNELS = (5, 5, 3)
 LAYOUTS = {  # in order of parameters at 3x32x32
-    "conv1-fc1": Layout(1, 1, 6),
-    "conv3-fc3": Layout(3, 3, 28),
-    "conv2-fc2": Layout(2, 2, 16),
-    "conv2-fc3": Layout(2, 3, 16),
-    "conv1-fc2": Layout(1, 2, 6),
+    "conv1-fc1": FedHeNNLayout(1, 1, 6),
+    "conv3-fc3": FedHeNNLayout(3, 3, 28),
+    "conv2-fc2": FedHeNNLayout(2, 2, 16),
+    "conv2-fc3": FedHeNNLayout(2, 3, 16),
+    "conv1-fc2": FedHeNNLayout(1, 2, 6),
 }
 
 

@@ -4,13 +4,14 @@ Memory is what a client's process adds after its fork while it trains, the same 
 meter's. `rehearsal.py` finds it out; what it found is kept in the user's cache, for it takes seconds.
 
 FLOPs are two per multiply-add and count matrix products and convolutions; elementwise work is left out, as fvcore,
-torch's counter and the papers do.
+torch's counter and the papers do. The time on a device comes from the work by class of operation, which has all of it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from typing import TypeVar
 
@@ -18,9 +19,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fleetbed.models.base import Family, InputSpec
-from fleetbed.models.flops import forward_macs
-from fleetbed.models.kept import kept
-from fleetbed.models.rehearsal import Rehearsal, rehearse
+from fleetbed.models.cost.cache import kept
+from fleetbed.models.cost.flops import forward_macs
+from fleetbed.models.cost.operations import Operations, parameter_pass
+from fleetbed.models.cost.rehearsal import Rehearsal, rehearse
 from fleetbed.models.work import Work
 from fleetbed.profiles.experiment import Optimizer
 
@@ -36,6 +38,8 @@ class Cost(Struct, frozen=True, kw_only=True):
     memory_bytes: int
     memory: dict[str, int]
     flops: float  # of the whole work
+    operations: Operations  # of the whole work, by class
+    step: Operations  # of one of its steps
     parameters: int
     state_bytes: int  # parameters and buffers that travel: what a message with the whole model weighs
 
@@ -44,13 +48,28 @@ def cost(family: Family, variant: str, spec: InputSpec, work: Work, optimizer: O
     """The cost of `work` on a client. Quick, and remembered: a step is the same however many there are."""
     one = replace(work, steps=min(1, work.steps), parameter_passes=0, server_flops=0.0)
     found = _rehearsed(family, variant, spec, one, optimizer)
+    for operator in found.unknown:
+        _notice(operator, f"{family.name} {variant}")
     passes = PARAMETER_PASS_FLOPS * work.parameter_passes * found.parameters
+    step = found.step + work.parameter_passes * parameter_pass(found.parameters)
     return Cost(
         memory_bytes=sum(found.memory.values()),
         memory=found.memory,
-        flops=work.steps * (found.step_flops + passes) + found.once_flops + work.server_flops,
+        flops=work.steps * (found.step.flop + passes) + found.once.flop + work.server_flops,
+        operations=work.steps * step + found.once + Operations(matmul_flop=work.server_flops),
+        step=step,
         parameters=found.parameters,
         state_bytes=found.state_bytes,
+    )
+
+
+@cache
+def _notice(operator: str, where: str) -> None:
+    """Once per operator and model."""
+    logging.getLogger("fleetbed").warning(
+        "fleetbed: %s uses the operator %s, which no class of operations knows: it is counted as memory-bound",
+        where,
+        operator,
     )
 
 

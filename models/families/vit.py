@@ -12,10 +12,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from fleetbed.models import vision  # noqa: F401  makes torchvision importable, which timm imports
-from fleetbed.models.base import Family, InputSpec, Net, Options, load_tensors
+from fleetbed.models.base import Family, InputSpec, Net, Options
+from fleetbed.models.families import vision  # noqa: F401 - timm must find torchvision imported its way
 from fleetbed.profiles.errors import BadInput, HostCannot
-from fleetbed.profiles.types import Count
+from fleetbed.profiles.experiment import Width
 
 # isort: split
 import timm
@@ -32,9 +32,9 @@ class VitOptions(Options, frozen=True, kw_only=True):
     of the tokens, shared among `heads`: small runs need less than ViT-S has. `pretrained` starts from timm's
     ImageNet weights, all but the head; they are downloaded once."""
 
-    patch: Count = 16
-    width: Count = 384
-    heads: Count = 6
+    patch: Width = 16
+    width: Width = 384
+    heads: Width = 6
     pretrained: bool = False
 
 
@@ -136,7 +136,7 @@ class VitFamily(Family):
         if self.options.pretrained:
             own = net.state_dict()
             found = _pretrained(spec)
-            load_tensors(net, {name: found.get(name, tensor) for name, tensor in own.items()}, PRETRAINED)
+            net = self.load(variant, spec, {name: found.get(name, tensor) for name, tensor in own.items()}, PRETRAINED)
         return net
 
     def cross_layers(self, names: Iterable[str]) -> dict[str, str]:

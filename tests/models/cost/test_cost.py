@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fleetbed.models import families
 from fleetbed.models.base import Family, InputSpec, Net
-from fleetbed.models.cost import Cost, cost, forward_flops
-from fleetbed.models.rehearsal import PROCESS_BYTES, TENSOR_BYTES
+from fleetbed.models.cost.predict import Cost, cost, forward_flops
+from fleetbed.models.cost.rehearsal import PROCESS_BYTES, TENSOR_BYTES
+from fleetbed.models.families import lookup
 from fleetbed.models.work import Pass, Work
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Optimizer
@@ -129,7 +129,7 @@ def test_activations_grow_with_the_batch_and_with_nothing_else() -> None:
 
 def test_a_lone_sample_is_shown_twice() -> None:
     assert dense(Work(steps=1, batch=1)).memory_bytes == dense(Work(steps=1, batch=2)).memory_bytes
-    family, spec = families.family("resnet-stage", {"base_width": 4}), InputSpec((1, 8, 8), 2)
+    family, spec = lookup.family("resnet-stage", {"base_width": 4}), InputSpec((1, 8, 8), 2)
     assert cost(family, "resnet10", spec, Work(steps=1, batch=1), MOMENTUM).memory_bytes > PROCESS_BYTES
 
 
@@ -184,7 +184,7 @@ def test_memory_of_further_passes() -> None:
 
 def test_constants_of_a_model_are_memory_but_no_message() -> None:
     """The frozen embedding of the text model is in every process and on no wire."""
-    family = families.family("lstm")
+    family = lookup.family("lstm")
     found = cost(family, "lstm1", TEXT, Work(held_models=1), MOMENTUM)
     assert found.parameters == 221_472
     assert found.state_bytes == 4 * 221_472
@@ -205,7 +205,7 @@ CHECKED = {
 @pytest.mark.parametrize("name", CHECKED)
 def test_both_counters_agree_on_a_forward_pass(name: str) -> None:
     """fvcore traces it, torch's counter sees its operators: two ways to the same figure."""
-    family, spec = families.family(name), CHECKED[name]
+    family, spec = lookup.family(name), CHECKED[name]
     variant = family.variants[0]
     found = cost(family, variant, spec, Work(batch=4, once=(Pass("forward", "all", 4),)), MOMENTUM)
     assert found.flops == 4 * forward_flops(family, variant, spec) > 0
@@ -213,21 +213,21 @@ def test_both_counters_agree_on_a_forward_pass(name: str) -> None:
 
 def test_the_published_multiply_adds() -> None:
     """ResNet18 and ResNet26 of the papers: 37.02 and 55.89 million at 32x32."""
-    family, spec = families.family("resnet-stage"), CHECKED["resnet-stage"]
+    family, spec = lookup.family("resnet-stage"), CHECKED["resnet-stage"]
     assert [round(forward_flops(family, v, spec) / 2e6, 2) for v in ("resnet18", "resnet26")] == [37.02, 55.89]
 
 
 def test_nothing_is_drawn_from_torchs_generator() -> None:
     """A run that asks for a cost goes on with the same random numbers as one that does not."""
     before = torch.get_rng_state()
-    family, spec = families.family("fedhe-cnn"), CHECKED["fedhe-cnn"]
+    family, spec = lookup.family("fedhe-cnn"), CHECKED["fedhe-cnn"]
     cost(family, "model8", spec, Work(steps=1, batch=3), MOMENTUM)  # it has dropout
     forward_flops(family, "model8", spec)
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_unknown_variants_and_unsuitable_data_are_refused() -> None:
-    family = families.family("resnet-stage")
+    family = lookup.family("resnet-stage")
     with pytest.raises(BadInput, match="resnet12"):
         cost(family, "resnet12", InputSpec((3, 32, 32), 10), Work(), MOMENTUM)
     with pytest.raises(BadInput, match="at least 2 classes"):

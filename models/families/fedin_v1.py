@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from fleetbed.models.base import Family, InputSpec, Net
-from fleetbed.models.chain import Chain
+from fleetbed.models.families.chain import Chain
 
 FURTHER_BLOCKS = {"E": (1, 1, 0), "B": (2, 1, 0), "C": (2, 2, 0), "D": (1, 3, 0), "A": (2, 3, 0)}
 WIDTHS = (64, 128, 256)

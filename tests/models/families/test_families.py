@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fleetbed.models.base import Family, InputSpec, Net, gather, load_tensors, scatter_add
-from fleetbed.models.families import family, names
+from fleetbed.models.base import Family, InputSpec, Net, gather, scatter_add
+from fleetbed.models.families.lookup import family, names
 
 torch.set_num_threads(1)
 
@@ -163,15 +163,14 @@ def test_building_is_deterministic_under_a_seed(name: str, variant: str) -> None
 
 
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
-def test_an_empty_model_with_loaded_weights_is_the_model(name: str, variant: str) -> None:
+def test_a_model_with_loaded_weights_is_the_model(name: str, variant: str) -> None:
     spec = spec_of(name)
     built = small(name).build(variant, spec)
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)
-    empty = small(name).empty(variant, spec)
+    empty = small(name).load(variant, spec, dict(built.state_dict()))
     assert torch.equal(torch.rand(1), expected)  # making it draws nothing
-    load_tensors(empty, built.state_dict())
     x = inputs(spec)
     assert torch.equal(empty.eval()(x), built.eval()(x))
     assert all(p.requires_grad == q.requires_grad for p, q in zip(empty.parameters(), built.parameters(), strict=True))
@@ -196,8 +195,7 @@ def test_gather_gives_a_loadable_part_and_scatter_puts_it_back(name: str, varian
     full = dict(part_of.build(whole, spec).state_dict())
     index = part_of.index(variant, spec, shift=3)
     part = gather(full, index)
-    net = part_of.empty(variant, spec)
-    net.load_state_dict(part, strict=True)
+    part_of.load(variant, spec, part)
 
     marks = {key: torch.zeros_like(tensor) for key, tensor in full.items()}
     scatter_add(marks, {key: torch.ones_like(tensor) for key, tensor in part.items()}, index)
@@ -218,12 +216,11 @@ def test_a_part_computes_what_the_whole_does_with_the_rest_at_zero(name: str, va
     whole = families.empty(families.variants[-1], spec)
     randomise(whole)
     index = families.index(variant, spec, shift=5)
-    part = families.empty(variant, spec)
-    load_tensors(part, gather(whole.state_dict(), index))
+    part = families.load(variant, spec, gather(whole.state_dict(), index))
 
     masked = {key: torch.zeros_like(tensor) for key, tensor in whole.state_dict().items()}
     scatter_add(masked, gather(whole.state_dict(), index), index)
-    load_tensors(whole, masked)
+    whole = families.load(families.variants[-1], spec, masked)
     x = inputs(spec, 3)
     for training in (False, True):  # by running statistics, and by those of the batch
         torch.testing.assert_close(part.train(training)(x), whole.train(training)(x), rtol=1e-4, atol=1e-4)

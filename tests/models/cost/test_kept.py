@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetbed.models import kept as module
-from fleetbed.models.kept import kept
+from fleetbed.models.cost import cache as module
+from fleetbed.models.cost.cache import kept
 
 
 @pytest.fixture(autouse=True)

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
-from torch.utils.flop_counter import FlopCounterMode
 
 from fleetbed.models.base import Family, InputSpec, Net
-from fleetbed.models.counting import FLOAT_BYTES, Ledger
-from fleetbed.models.flops import TRAINING_RULES, input_dtype
+from fleetbed.models.cost.counting import FLOAT_BYTES, Ledger
+from fleetbed.models.cost.flops import input_dtype
+from fleetbed.models.cost.operations import Operations, OperatorCount, update_work
 from fleetbed.models.work import Pass, Work
 from fleetbed.profiles.experiment import Optimizer
 
@@ -33,8 +33,9 @@ TENSOR_BYTES = 20 << 10
 
 class Rehearsal(Struct, frozen=True):
     memory: dict[str, int]
-    step_flops: float
-    once_flops: float
+    step: Operations  # one optimiser step, with what the method adds to it
+    once: Operations
+    unknown: tuple[str, ...]  # operators that no class knows; counted as memory-bound
     parameters: int
     state_bytes: int
 
@@ -46,8 +47,7 @@ def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimize
     shapes = {"all": spec.shape, "features": spec.shape}
     if any(each.part == "intermediate" for each in (*work.each_step, *work.once)):
         shapes["intermediate"] = _cut_shape(outline, spec)
-    flops = FlopCounterMode(display=False, custom_mapping=TRAINING_RULES)
-    with FakeTensorMode(), flops, Ledger() as ledger:
+    with FakeTensorMode(), OperatorCount() as count, Ledger() as ledger:
         ledger.keep("process", PROCESS_BYTES + TENSOR_BYTES * len(list(outline.parameters())))
         ledger.keep("model", sum(_bytes(tensor) for tensor in (*outline.parameters(), *outline.buffers())))
         ledger.keep("held", work.held_models * state_bytes + work.held_values * FLOAT_BYTES)
@@ -56,24 +56,28 @@ def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimize
         trained = [p for p in net.parameters() if p.requires_grad]
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(lambda p: ledger.rebook(p.grad, "gradients"))
+        start = count.total
+        parameters = sum(p.numel() for p in trained)
         if work.steps:
-            ledger.keep("optimizer", _kept_copies(optimizer) * sum(_bytes(p) for p in trained))
+            ledger.keep("optimizer", kept_copies(optimizer) * sum(_bytes(p) for p in trained))
             for each in (Pass("train", "all", work.batch), *work.each_step):
                 _pass(net, each, _input(spec, shapes, each, ledger))
-        step_flops = flops.get_total_flops()
-        once_flops = 0.0
+            count.total += update_work(parameters, kept_copies(optimizer))
+        step = count.total - start
+        once = Operations()
         for each in work.once:
             # without gradients there is no need to show all samples at once
             samples = each.samples if each.kind == "train" else min(each.samples, work.batch)
-            before = flops.get_total_flops()
+            before = count.total
             x = _input(spec, shapes, replace(each, samples=samples), ledger)
             _pass(net, each, x)
-            once_flops += (flops.get_total_flops() - before) * each.samples / len(x)
+            once += each.samples / len(x) * (count.total - before)
     return Rehearsal(
         memory={role: size for role, size in ledger.at_peak.items() if size},
-        step_flops=step_flops,
-        once_flops=once_flops,
-        parameters=sum(p.numel() for p in trained),
+        step=step,
+        once=once,
+        unknown=tuple(sorted(count.unknown)),
+        parameters=parameters,
         state_bytes=state_bytes,
     )
 
@@ -103,7 +107,7 @@ def _cut_shape(outline: Net, spec: InputSpec) -> tuple[int, ...]:
         return tuple(outline.extract(x).shape[1:])
 
 
-def _kept_copies(optimizer: Optimizer) -> int:
+def kept_copies(optimizer: Optimizer) -> int:
     """Tensors that the optimiser keeps per parameter."""
     if optimizer.name == "adam":
         return 2

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetbed.models.base import Family, InputSpec, Net, Options
-from fleetbed.profiles.types import Count
+from fleetbed.profiles.experiment import Width
 
 LAYERS = {"lstm1": 1, "lstm2": 2}
 EMBEDDING_SEED = 300
@@ -20,9 +20,9 @@ EMBEDDING_SEED = 300
 class LstmOptions(Options, frozen=True, kw_only=True):
     """The widths of the embedding and of the hidden state, and of the dense layer between it and the last."""
 
-    embedding: Count = 300
-    hidden: Count = 128
-    dense: Count = 10
+    embedding: Width = 300
+    hidden: Width = 128
+    dense: Width = 10
 
 
 class Lstm(Net):

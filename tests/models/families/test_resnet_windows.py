@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fleetbed.models.base import InputSpec, gather
-from fleetbed.models.families import family
-from fleetbed.models.vision import torchvision
+from fleetbed.models.families.lookup import family
+from fleetbed.models.families.vision import torchvision
 
 torch.set_num_threads(1)
 

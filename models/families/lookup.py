@@ -34,7 +34,7 @@ def family(name: str, options: Mapping[str, Any] | None = None) -> Family:
     if name not in _FAMILIES:
         raise nearest(name, _FAMILIES, "model family", "model.family")
     module, kind = _FAMILIES[name]
-    made: type[Family] = getattr(import_module(f"fleetbed.models.{module}"), kind)
+    made: type[Family] = getattr(import_module(f"fleetbed.models.families.{module}"), kind)
     given = dict(options or {})
     try:
         return made(msgspec.convert(given, made.options_type))

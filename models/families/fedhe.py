@@ -16,25 +16,25 @@ from typing import NamedTuple
 from torch import nn
 
 from fleetbed.models.base import Family, InputSpec, Net
-from fleetbed.models.chain import Chain
+from fleetbed.models.families.chain import Chain
 
 
-class Layout(NamedTuple):
+class FedHeLayout(NamedTuple):
     filters: tuple[int, ...]
     dropout: float
 
 
 LAYOUTS = {  # in order of size; the numbers are those of Table II
-    "model8": Layout((128, 128, 128), 0.3),
-    "model6": Layout((64, 128, 192), 0.2),
-    "model9": Layout((128, 128, 192), 0.3),
-    "model5": Layout((64, 128, 256), 0.2),
-    "model7": Layout((128, 192, 256), 0.2),
-    "model0": Layout((128, 256), 0.2),
-    "model3": Layout((256, 256), 0.3),
-    "model1": Layout((128, 384), 0.2),
-    "model2": Layout((128, 512), 0.2),
-    "model4": Layout((256, 512), 0.4),
+    "model8": FedHeLayout((128, 128, 128), 0.3),
+    "model6": FedHeLayout((64, 128, 192), 0.2),
+    "model9": FedHeLayout((128, 128, 192), 0.3),
+    "model5": FedHeLayout((64, 128, 256), 0.2),
+    "model7": FedHeLayout((128, 192, 256), 0.2),
+    "model0": FedHeLayout((128, 256), 0.2),
+    "model3": FedHeLayout((256, 256), 0.3),
+    "model1": FedHeLayout((128, 384), 0.2),
+    "model2": FedHeLayout((128, 512), 0.2),
+    "model4": FedHeLayout((256, 512), 0.4),
 }
 
 

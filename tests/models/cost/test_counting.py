@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fleetbed.models.counting import HOLES, MAPPED_BYTES, Ledger, scratch_bytes
+from fleetbed.models.cost.counting import HOLES, MAPPED_BYTES, Ledger, scratch_bytes
 
 aten = torch.ops.aten
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fleetbed.models.base import InputSpec
-from fleetbed.models.families import family
+from fleetbed.models.families.lookup import family
 
 torch.set_num_threads(1)
 
@@ -64,7 +64,7 @@ def test_an_empty_model_imports_nothing() -> None:
     script = (
         "import sys, torch.utils._device\n"
         "from fleetbed.models.base import InputSpec\n"
-        "from fleetbed.models.families import family\n"
+        "from fleetbed.models.families.lookup import family\n"
         "chosen, before = family('lstm'), set(sys.modules)\n"
         "chosen.empty('lstm2', InputSpec((6,), 2, vocabulary=30))\n"
         "print(sorted(set(sys.modules) - before))\n"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fleetbed.models import vision
+from fleetbed.models.families import vision
 
 
 def test_models_work() -> None:

@@ -36,6 +36,6 @@ def kept(about: object, type_: type[T], compute: Callable[[], T]) -> T:
 @cache
 def _code() -> str:
     """Changes with every line of this package: what other code computed is not believed."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+    sources = sorted(Path(__file__).parents[1].rglob("*.py"))
     text = b"".join(path.read_bytes() for path in sources)
     return f"{hashlib.blake2b(text, digest_size=16).hexdigest()}, torch {version('torch')}"

@@ -1,0 +1,232 @@
+"""The work of a training step by class of operation, counted from the operators that torch runs.
+
+The count sits below autograd, so it sees forward and backward passes of any module as they run. Convolutions are split
+by kernel and groups; every other operator for which torch knows a FLOP count is a matrix product. All others are
+memory-bound and count the bytes that they read and write. A convolution counts the bytes of its tensors as well,
+because CPU kernels copy them into another layout first. Views and allocations are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, shape_wrapper
+
+from fleetbed.models.cost.flops import TRAINING_RULES
+from fleetbed.profiles.rates import rates_of
+from fleetbed.profiles.types import Device, Rates
+
+aten = torch.ops.aten
+FLOAT_BYTES = 4
+
+
+class Operations(Struct, frozen=True, kw_only=True):
+    """An amount of work. FLOP are two per multiply-add; bytes are those that operators read and write."""
+
+    conv_1x1_flop: float = 0.0
+    conv_flop: float = 0.0
+    depthwise_flop: float = 0.0
+    matmul_flop: float = 0.0
+    memory_bytes: float = 0.0
+    calls: float = 0.0
+
+    def __add__(self, other: Operations) -> Operations:
+        return self._each(lambda name: getattr(self, name) + getattr(other, name))
+
+    def __sub__(self, other: Operations) -> Operations:
+        return self + -1 * other
+
+    def __rmul__(self, factor: float) -> Operations:
+        return self._each(lambda name: factor * getattr(self, name))
+
+    @property
+    def flop(self) -> float:
+        """Of convolutions and matrix products, as FLOP are usually counted."""
+        return self.conv_1x1_flop + self.conv_flop + self.depthwise_flop + self.matmul_flop
+
+    def _each(self, value: Callable[[str], float]) -> Operations:
+        return Operations(**{name: value(name) for name in self.__struct_fields__})
+
+
+def compute_seconds(device: Device, work: Operations) -> float:
+    """How long the device computes."""
+    return seconds_of(rates_of(device), work) * device.train_scale
+
+
+def seconds_of(rates: Rates, work: Operations) -> float:
+    """Work over rate, class by class, and what the calls take."""
+    return (
+        work.conv_1x1_flop / (1e9 * rates.conv_1x1_gflops)
+        + work.conv_flop / (1e9 * rates.conv_gflops)
+        + work.depthwise_flop / (1e9 * rates.depthwise_gflops)
+        + work.matmul_flop / (1e9 * rates.matmul_gflops)
+        + work.memory_bytes / (1e9 * rates.memory_gb_s)
+        + work.calls * rates.call_us / 1e6
+    )
+
+
+def update_work(parameters: int, kept_copies: int) -> Operations:
+    """One step of an optimiser that keeps so many values per parameter.
+
+    It reads the parameter and its gradient, writes the parameter, and reads and writes each kept value, in one call.
+    """
+    return Operations(memory_bytes=FLOAT_BYTES * parameters * (3 + 2 * kept_copies), calls=1)
+
+
+def parameter_pass(parameters: int) -> Operations:
+    """One element-wise pass over all parameters: two values read, one written."""
+    return Operations(memory_bytes=FLOAT_BYTES * parameters * 3, calls=1)
+
+
+class OperatorCount(TorchDispatchMode):
+    """Adds up the work of all operators that run inside it. `unknown` names those that no class knows."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = Operations()
+        self.unknown: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:  # half of all calls in fake mode
+            return func(*args, **kwargs)
+        if _is_composite(func):  # as in inference mode, where nothing above has taken it apart
+            with self:
+                return func.decompose(*args, **kwargs)
+        out = self.run(func, args, kwargs)
+        self._count(func, args, kwargs, out)
+        return out
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Carry the operator out. Whoever times it does so here, without the counting."""
+        return func(*args, **kwargs)
+
+    def _count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        inputs, outputs = _tensors((args, kwargs)), _tensors(out)
+        packet = func.overloadpacket
+        if packet in _CONVOLUTIONS:
+            self.total += _convolution(*_CONVOLUTIONS[packet](args, out), moved=_bytes(inputs) + _bytes(outputs))
+        elif packet in _MATRIX_PRODUCTS:
+            flop = float(_MATRIX_PRODUCTS[packet](*args, **kwargs, out_val=out))
+            inside = _INSIDE[packet](args) if packet in _INSIDE else 0
+            self.total += Operations(matmul_flop=flop, memory_bytes=inside, calls=1)
+        elif not _is_free(func, inputs, outputs):
+            if not _is_known(func):
+                self.unknown.add(str(packet))
+            read = outputs if packet in _LOOKUPS else inputs
+            self.total += Operations(memory_bytes=_bytes(read) + _bytes(outputs), calls=1)
+
+
+def _convolution(x: Tensor, weight: Tensor, out: Tensor, more: tuple[Any, ...], passes: int, moved: int) -> Operations:
+    """So many passes over a convolution, each as much as its forward pass. `more` has what follows the bias."""
+    transposed, groups = more[3], more[5]
+    places = x if transposed else out
+    flop = 2.0 * passes * places.numel() // places.shape[1] * weight.numel()
+    inputs_per_group = weight.shape[0] // groups if transposed else weight.shape[1]
+    if groups > 1 and inputs_per_group == 1:
+        return Operations(depthwise_flop=flop, memory_bytes=moved, calls=1)
+    if groups == 1 and all(size == 1 for size in weight.shape[2:]):
+        return Operations(conv_1x1_flop=flop, memory_bytes=moved, calls=1)
+    return Operations(conv_flop=flop, memory_bytes=moved, calls=1)
+
+
+def _forward(args: tuple[Any, ...], out: Any) -> tuple[Tensor, Tensor, Tensor, tuple[Any, ...], int]:
+    return args[0], args[1], out, args[3:], 1
+
+
+def _backward(args: tuple[Any, ...], out: Any) -> tuple[Tensor, Tensor, Tensor, tuple[Any, ...], int]:
+    """A pass each for the gradients of input and weight, where they are asked for."""
+    del out
+    return args[1], args[2], args[0], args[4:], sum(args[10][:2])
+
+
+def _attention_maps(args: tuple[Any, ...], query: int, passes: int) -> int:
+    """Softmax over scores that the fused operator never writes down, but still computes: a read and a write a pass."""
+    q, k = args[query], args[query + 1]
+    return passes * 2 * FLOAT_BYTES * int(q.numel() // q.shape[-1] * k.shape[-2])
+
+
+def _gates(args: tuple[Any, ...], passes: int) -> int:
+    """The four gates of each step of a fused LSTM layer: a read and a write a pass."""
+    x, w_hidden = args[0], args[2]
+    return passes * 2 * 4 * FLOAT_BYTES * int(x.shape[0] * x.shape[1] * w_hidden.shape[1])
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _bytes(tensors: list[Tensor]) -> int:
+    """What lies in memory: an expanded tensor has more values than that."""
+    return sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in tensors)
+
+
+def _is_free(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
+    """Views, allocations, and what gives no tensor at all."""
+    if not outputs and not func._schema.is_mutable:
+        return True
+    if torch.Tag.inplace_view in func.tags or func.overloadpacket in _ALLOCATIONS:
+        return True
+    if func._schema.is_mutable:
+        return False
+    known = {tensor.untyped_storage()._cdata for tensor in inputs}
+    return all(tensor.untyped_storage()._cdata in known for tensor in outputs)
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    """Whether an operator has no kernel of its own, but is made of others."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU")
+
+
+@cache
+def _is_known(func: Any) -> bool:
+    if func.namespace != "aten":
+        return False
+    name = func.overloadpacket.__name__
+    return torch.Tag.pointwise in func.tags or name.strip("_").removesuffix("_backward") in _MEMORY_BOUND
+
+
+_CONVOLUTIONS = {aten.convolution: _forward, aten._convolution: _forward, aten.convolution_backward: _backward}
+#: torch's own counts of the rest; that of a grouped convolution's backward pass is too large, so ours is used above
+_MATRIX_PRODUCTS: dict[Any, Callable[..., Any]] = {
+    **{packet: rule for packet, rule in flop_registry.items() if packet not in _CONVOLUTIONS},
+    **{packet: shape_wrapper(rule) for packet, rule in TRAINING_RULES.items()},
+}
+_INSIDE: dict[Any, Callable[[tuple[Any, ...]], int]] = {
+    aten._scaled_dot_product_flash_attention_for_cpu: lambda args: _attention_maps(args, 0, 1),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda args: _attention_maps(args, 1, 2),
+    aten.mkldnn_rnn_layer: lambda args: _gates(args, 1),
+    aten.mkldnn_rnn_layer_backward: lambda args: _gates(args, 2),
+}
+_ALLOCATIONS = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
+#: they read as much as they give, not the whole of what they look it up in
+_LOOKUPS = {aten.embedding, aten.index, aten.index_select, aten.gather}
+#: operators, also their backward forms, whose time goes with the bytes that they move; element-wise ones have a tag
+_MEMORY_BOUND_NAMES = """
+adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d all amax amin any arange argmax
+argmin as_strided_scatter avg_pool1d avg_pool2d avg_pool3d batch_norm_with_update bernoulli binary_cross_entropy
+bincount cat clone col2im constant_pad_nd copy cumprod cumsum embedding embedding_bag embedding_dense expand eye
+fill flip foreach_add full full_like fused_adam fused_dropout fused_sgd gather grid_sampler_2d hardsigmoid hardswish
+hardtanh huber_loss im2col index index_add index_copy index_fill index_put index_select linalg_vector_norm linspace
+local_scalar_dense log_softmax log_softmax_backward_data logsumexp masked_fill masked_scatter masked_select max
+max_pool2d_with_indices max_pool3d_with_indices mean min mse_loss multinomial native_batch_norm
+native_batch_norm_legit native_dropout native_group_norm native_layer_norm new_full new_ones new_zeros nll_loss
+nll_loss2d nll_loss2d_forward nll_loss_forward nonzero norm normal ones ones_like pixel_shuffle pixel_unshuffle prod
+rand rand_like randint randn randn_like randperm reflection_pad1d reflection_pad2d repeat replication_pad2d roll
+rot90 scalar_tensor scatter scatter_add select select_scatter slice slice_scatter smooth_l1_loss softmax
+softmax_backward_data sort split split_with_sizes stack std std_mean sum to_copy topk tril triu unfold uniform
+unsafe_index unsafe_index_put unsafe_view upsample_bicubic2d upsample_bilinear2d upsample_nearest1d
+upsample_nearest2d upsample_trilinear3d var var_mean where zero zeros zeros_like
+"""
+_MEMORY_BOUND = frozenset(_MEMORY_BOUND_NAMES.split())
