@@ -6,6 +6,7 @@ A method's module has two names: `Params`, a frozen msgspec type, and `Method`, 
 from __future__ import annotations
 
 import ast
+import traceback
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -18,7 +19,7 @@ from fleetbed.profiles.experiment import AlgorithmChoice
 from fleetbed.profiles.explain import explain
 
 if TYPE_CHECKING:  # torch is imported with the method that is asked for
-    from fleetbed.emulator.algorithm import Algorithm, Context
+    from fleetbed.emulator.method.algorithm import Algorithm, Context
 
 __all__ = ["GROUP", "AlgorithmModule", "load_algorithm", "load_method", "names", "read_params"]
 
@@ -48,15 +49,36 @@ def load_algorithm(name: str, where: str = "algorithm") -> AlgorithmModule:
     outside = _outside()
     if name not in outside:
         raise nearest(name, names(), "method", f"{where}.name")
-    point = outside[name]
+    return _plug_in(outside[name], f"{where}.name: {name}")
+
+
+def _plug_in(point: EntryPoint, at: str) -> AlgorithmModule:
+    """What an entry point names. Its code is not ours: whatever it does at import becomes one sentence."""
+    from fleetbed.emulator.method.algorithm import Algorithm
+
+    source = f"the distribution {point.dist.name} ({point.value})" if point.dist else point.value
     try:
         loaded = point.load()
-    except (ImportError, AttributeError) as error:
-        raise BadInput(f"{where}.name: {name} ({point.value}) cannot be imported: {error}") from error
-    for part in ("Params", "Method"):
-        if not hasattr(loaded, part):
-            raise BadInput(f"{where}.name: {name} ({point.value}) has no {part}: a method must define one.")
+        parts = [getattr(loaded, name, None) for name in ("Params", "Method")]
+    except (Exception, SystemExit) as error:  # foreign code raises what it likes
+        said = " ".join(str(error).split()) or "no reason given"
+        raise BadInput(
+            f"{at} comes from {source}, which cannot be imported: {type(error).__name__}: {said[:300]} "
+            f"({_place(error)}); correct or uninstall it, or choose another method."
+        ) from error
+    for name, found, base in zip(("Params", "Method"), parts, (msgspec.Struct, Algorithm), strict=True):
+        if not (isinstance(found, type) and issubclass(found, base)):
+            raise BadInput(f"{at} comes from {source}, which has no {name}: a method defines one, a {base.__name__}.")
     return cast(AlgorithmModule, loaded)
+
+
+def _place(error: BaseException) -> str:
+    """The file and line of a plug-in at which its import ended."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
+    last = frames[-1]  # the first is ours: then nothing of the plug-in was found
+    return f"{last.filename}, line {last.lineno}" if len(frames) > 1 else "its module was not found"
 
 
 def read_params(choice: AlgorithmChoice, where: str = "algorithm") -> msgspec.Struct:

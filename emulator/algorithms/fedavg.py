@@ -8,20 +8,14 @@ it is the AllSmall or AllLarge of the papers.
 
 from __future__ import annotations
 
-from msgspec import Struct
-
-from fleetbed.emulator.algorithm import Context
-from fleetbed.emulator.algorithms._averaging import Averaging, Weighting
+from fleetbed.emulator.method.averaging import Averaging, Means
 
 
-class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    weighting: Weighting = "samples"  # samples: by their number (Eq. 21); clients: all count the same (Eq. 20)
+class Params(Means, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `Means`; clients count by their samples (Eq. 21) unless `weighting` is clients (Eq. 20)."""
 
 
 class Method(Averaging):
     params: Params
     apart = True
-
-    def __init__(self, params: Params, context: Context) -> None:
-        super().__init__(params, context)
-        self.weighting = params.weighting
+    weighting = "samples"

@@ -23,30 +23,56 @@ from msgspec import Meta, Struct
 from torch import Tensor
 from torch.nn import functional as F
 
-from fleetbed.emulator.algorithm import Algorithm, Arrival, Client, Job, Merged, Reply, Target
-from fleetbed.emulator.algorithms._local import keep_model, kept_models, own_optimizer, own_targets, own_tensors, train
-from fleetbed.emulator.bundle import Bundle
-from fleetbed.emulator.optimizers import Stepper
-from fleetbed.emulator.schedule import batch_of
+from fleetbed.emulator.method.algorithm import (
+    Algorithm,
+    Arrival,
+    Client,
+    Expected,
+    Job,
+    Merged,
+    Needs,
+    Reply,
+    Spec,
+    Target,
+)
+from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.method.local_training import (
+    keep_model,
+    kept_models,
+    own_optimizer,
+    own_targets,
+    own_tensors,
+    train,
+)
+from fleetbed.emulator.method.optimizers import Stepper
+from fleetbed.emulator.method.schedule import batch_of
 from fleetbed.models.work import Work
-from fleetbed.profiles.types import Count, NonNegative
+from fleetbed.profiles.experiment import Batch, Steps
+from fleetbed.profiles.types import NonNegative
 
 FORGET_PER_CLIENT = 10  # the released code collapses the sums every 10 K turns
+
+
+Results = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 
 
 class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The paper's optimiser is Adam at 1e-3 (`training.optimizer`); its state lives on between turns."""
 
     alpha: NonNegative = 1.0  # weight of the logit loss; 0 is private training
-    steps: Count = 3  # random batches of a turn
-    batch: Count = 50  # their size; a client with fewer samples takes all of them
-    cold_start: Annotated[int, Meta(ge=0)] | None = None  # results before logits are sent; None: one per client
-    forget_every: Annotated[int, Meta(ge=0)] | None = None  # results between collapses; 0 never, None: 10 per client
+    steps: Steps = 3  # random batches of a turn
+    batch: Batch = 50  # their size; a client with fewer samples takes all of them
+    cold_start: Results | None = None  # results before logits are sent; None: one per client
+    forget_every: Results | None = None  # results between collapses; 0 never, None: 10 per client
     plus_one: bool = False  # divide by V + 1 as Eq. 8 does, which shrinks the logits and sends zeros for unseen classes
 
 
 class Method(Algorithm):
     params: Params
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(initial_on_client=True)
 
     def setup(self) -> Bundle:
         classes = self.context.spec.classes
@@ -97,6 +123,20 @@ class Method(Algorithm):
         seen = torch.arange(classes) if self.params.plus_one else counts.nonzero().flatten()
         means = sums[seen] / (counts[seen, None] + int(self.params.plus_one))
         return Reply(message=_records(seen, means), keep=keep_model(model, optimizer), metrics=metrics)
+
+    def expects(self, client: Client, stage: str, sent: Bundle) -> Expected | None:
+        del client, stage, sent
+        classes = self.context.spec.classes
+        return Expected(tensors={"class": Spec(torch.int32, (None,)), "logits": Spec(torch.float32, (None, classes))})
+
+    def objection(self, client: Client, stage: str, message: Bundle) -> str | None:
+        del client, stage
+        classes, logits, known = message.tensors["class"], message.tensors["logits"], self.context.spec.classes
+        if len(classes) != len(logits):
+            return f"{len(classes)} classes with {len(logits)} vectors of logits"
+        if len(classes) > known or len({*classes.tolist()} & {*range(known)}) < len(classes):
+            return f"its classes must differ and lie between 0 and {known - 1}"
+        return None
 
     def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
         """Every upload counts once: a policy's mixing weight is for methods that move weights."""

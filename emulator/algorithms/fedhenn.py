@@ -10,6 +10,7 @@ alignment dataset (RAD) X of L unlabelled samples, takes the gram K_j = k(Phi_j(
 so that in round 0 everyone trains alone, and always if eta is 0. Raw grams are averaged, CKA centres them. The RAD of
 round t+1 is drawn after the training of round t. The paper takes the mean over all clients, the released code over
 those of the round. A gram that is not finite is left out: one diverging client must not spoil the mean for all.
+All grams are made in the same way (`statistics`): without dropout, and batch norm with the statistics of the RAD.
 """
 
 from __future__ import annotations
@@ -18,12 +19,25 @@ from collections.abc import Sequence
 from math import prod
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from fleetbed.emulator.algorithm import ROUND_POLICIES, Algorithm, Arrival, Client, Job, Merged, Needs, Reply, Target
-from fleetbed.emulator.algorithms import _alignment
-from fleetbed.emulator.algorithms._local import cross_entropy_step, keep_model, own_targets, own_tensors, train
-from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.method import alignment
+from fleetbed.emulator.method.algorithm import (
+    ROUND_POLICIES,
+    Algorithm,
+    Arrival,
+    Client,
+    Expected,
+    Job,
+    Merged,
+    Needs,
+    Reply,
+    Spec,
+    Target,
+)
+from fleetbed.emulator.method.bundle import Bundle, Value
+from fleetbed.emulator.method.local_training import cross_entropy_step, keep_model, own_targets, own_tensors, train
 from fleetbed.models.base import Net, Tensors
 from fleetbed.models.work import Work
 from fleetbed.profiles.errors import BadInput
@@ -31,7 +45,7 @@ from fleetbed.profiles.errors import BadInput
 Models = dict[int, tuple[str, Tensors]]  # by client: its variant and its weights
 
 
-class Params(_alignment.Alignment, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Params(alignment.Alignment, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `Alignment`, and:"""
 
     kbar_over: Literal["sampled", "all"] = "sampled"  # mean gram over the round's clients (code) or over all (paper)
@@ -51,11 +65,13 @@ class Method(Algorithm):
             + ("; the grams are a second stage of a round." if by_client else "."),
             stages=("train", "gram") if by_client else ("train",),
             public_samples=self.params.rad,
-            local_evaluation=True,
+            total_rounds=self.params.last_epochs is not None,
+            initial_on_client=True,
+            reported="personal-own",
         )
 
     def check(self) -> None:
-        _alignment.check_rad(self.context, self.params)
+        alignment.check_rad(self.context, self.params)
         if self.params.client_side_gram and self.params.kbar_over == "all":
             raise BadInput(
                 "params.kbar_over is all, but with client_side_gram only the clients of the round give a gram: "
@@ -64,7 +80,8 @@ class Method(Algorithm):
 
     def setup(self) -> Bundle:
         """`round` is t. With `kbar_over: all` the server holds every model; merges bring `rad` and `gram`."""
-        initial = {v: self.context.initial(v) for v in self.context.variants if self.params.kbar_over == "all"}
+        context = self.context.with_initial() if self.params.kbar_over == "all" else self.context
+        initial = {v: context.initial(v) for v in context.variants if self.params.kbar_over == "all"}
         models = {c.number: (c.variant, initial[c.variant]) for c in self.context.clients if initial}
         return Bundle(held(models), {"round": 0})
 
@@ -72,20 +89,24 @@ class Method(Algorithm):
         del client, task
         if stage == "gram":
             return Bundle({"rad": state.tensors["rad"]})
+        epochs = alignment.epochs_in(self.context, self.params, state)
+        told: dict[str, Value] = {} if epochs is None else {"epochs": epochs}
         if not self.aligned(state):
-            return Bundle()
-        return Bundle({name: state.tensors[name] for name in ("rad", "gram")}, {"eta": self.eta(state)})
+            return Bundle({}, told)
+        return Bundle({name: state.tensors[name] for name in ("rad", "gram")}, {**told, "eta": self.eta(state)})
 
     def work(self, state: Bundle, client: Client, stage: str) -> Work:
         if stage == "gram":
             values = self.params.rad * prod(self.context.spec.shape) + 3 * self.params.rad**2
-            once = (_alignment.rad_pass(self.params),)
-            return Work(batch=_alignment.FORWARD_BATCH, once=once, held_models=1, held_values=values)
-        return _alignment.work(self.context, client, self.params, aligned=self.aligned(state))
+            once = (alignment.rad_pass(self.params),)
+            batch = alignment.at_once(self.context, client.variant, self.params)
+            return Work(batch=batch, once=once, held_models=1, held_values=values)
+        epochs = alignment.epochs_in(self.context, self.params, state)
+        return alignment.work(self.context, client, self.params, aligned=self.aligned(state), epochs=epochs)
 
     def heaviest(self, state: Bundle, client: Client) -> Work:
         del state
-        return _alignment.heaviest(self.context, client, self.params)
+        return alignment.heaviest(self.context, client, self.params)
 
     def client(self, job: Job, stage: str) -> Reply:
         model = job.model(own_tensors(job))
@@ -96,32 +117,51 @@ class Method(Algorithm):
         if received:
             eta = job.message.values["eta"]
             assert isinstance(eta, float)
-            step = _alignment.step(job, model, eta, received["rad"], received["gram"], self.params)
-        metrics = train(job, model, step)
+            step = alignment.step(job, model, eta, received["rad"], received["gram"], self.params)
+        metrics = train(job, model, step, epochs=alignment.epochs_of(job.message))
         sent = {} if self.params.client_side_gram else dict(model.state_dict())
         return Reply(message=Bundle(sent), keep=keep_model(model), metrics=metrics)
+
+    def expects(self, client: Client, stage: str, sent: Bundle) -> Expected | None:
+        del sent
+        if stage == "gram":
+            return Expected(tensors={"gram": Spec(torch.float32, (self.params.rad, self.params.rad))})
+        if self.params.client_side_gram:
+            return Expected()
+        return Expected(tensors=alignment.model_specs(self.context.family, client.variant, self.context.spec))
 
     def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
         del version
         if stage == "gram":
-            mean, metrics = _alignment.mean_gram(a.message.tensors["gram"] for a in arrivals)
+            mean, metrics = alignment.mean_gram(a.message.tensors["gram"] for a in arrivals)
             return Merged(state=Bundle({"rad": state.tensors["rad"], **mean}, state.values), metrics=metrics)
-        following = _alignment.round_of(state) + 1
-        rad = _alignment.draw_rad(self.context, self.params, following)
+        following = alignment.round_of(state) + 1
+        rad = alignment.draw_rad(self.context, self.params, following)
         if self.params.client_side_gram:
             return Merged(state=Bundle({"rad": rad}, {"round": following}))
         arrived = {a.client.number: (a.client.variant, a.message.tensors) for a in arrivals}
         models = {**stored(state), **arrived}
-        nets = (_alignment.loaded(self.context, variant, tensors) for variant, tensors in models.values())
-        mean, metrics = _alignment.mean_gram(self.gram_of(net, rad) for net in nets)
+        nets = (alignment.loaded(self.context, variant, tensors) for variant, tensors in models.values())
+        mean, metrics = alignment.mean_gram(self.gram_of(net, rad) for net in nets)
         kept = held(models) if self.params.kbar_over == "all" else {}
         return Merged(state=Bundle({"rad": rad, **mean, **kept}, {"round": following}), metrics=metrics)
+
+    def foresee(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Bundle:
+        """A gram of zeros: computing it takes as long as the merge, and its size is all that counts."""
+        if self.params.client_side_gram:
+            return super().foresee(state, arrivals, stage, version)
+        following = alignment.round_of(state) + 1
+        rad = alignment.draw_rad(self.context, self.params, following)
+        gram = torch.zeros(self.params.rad, self.params.rad)
+        arrived = {a.client.number: (a.client.variant, a.message.tensors) for a in arrivals}
+        kept = held({**stored(state), **arrived}) if self.params.kbar_over == "all" else {}
+        return Bundle({"rad": rad, "gram": gram, **kept}, {"round": following})
 
     def server_work(self, state: Bundle, arrivals: Sequence[Arrival], stage: str) -> Work:
         if self.params.client_side_gram:
             return super().server_work(state, arrivals, stage)
         whose = [a.client for a in arrivals] if self.params.kbar_over == "sampled" else self.context.clients
-        flops = sum(_alignment.gram_flops(self.context, client.variant, self.params) for client in whose)
+        flops = sum(alignment.gram_flops(self.context, client.variant, self.params) for client in whose)
         return Work(server_flops=flops)
 
     def targets(self, state: Bundle) -> list[Target]:
@@ -129,13 +169,13 @@ class Method(Algorithm):
         return own_targets(self.context, local=True)
 
     def eta(self, state: Bundle) -> float:
-        return self.params.strength(_alignment.round_of(state))
+        return self.params.strength(alignment.round_of(state))
 
     def aligned(self, state: Bundle) -> bool:
         return "gram" in state.tensors and self.eta(state) > 0
 
     def gram_of(self, model: Net, rad: Tensor) -> Tensor:
-        return _alignment.gram_of(model, rad, self.params, normalise=self.params.normalise_gram)
+        return alignment.gram_of(model, rad, self.params, normalise=self.params.normalise_gram)
 
 
 def held(models: Models) -> Tensors:

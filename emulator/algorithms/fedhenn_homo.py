@@ -15,24 +15,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from msgspec.structs import replace as replace_fields
 
-from fleetbed.emulator.algorithm import ROUND_POLICIES, Arrival, Client, Context, Job, Merged, Needs, Reply, Target
-from fleetbed.emulator.algorithms import _alignment
-from fleetbed.emulator.algorithms._averaging import Averaging, Weighting
-from fleetbed.emulator.algorithms._local import MODEL, Step, own_targets
-from fleetbed.emulator.bundle import Bundle, prefixed
+from fleetbed.emulator.method import alignment
+from fleetbed.emulator.method.algorithm import (
+    ROUND_POLICIES,
+    Arrival,
+    Client,
+    Context,
+    Job,
+    Merged,
+    Needs,
+    Reply,
+    Target,
+)
+from fleetbed.emulator.method.averaging import Averaging, Weighting
+from fleetbed.emulator.method.bundle import Bundle, Value, prefixed
+from fleetbed.emulator.method.local_training import MODEL, Step, own_targets
 from fleetbed.models.base import Net, Tensors
 from fleetbed.models.work import Work
 from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.types import Positive
 
-RAD = "rad/x"
+RAD, NEWEST = "rad/x", "newest/"
 
 
-class Params(_alignment.Alignment, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Params(alignment.Alignment, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `Alignment`, and:"""
 
     weighting: Weighting = "samples"  # samples: by their number of samples (paper); clients: all the same (code)
+    delta_scale: Positive = 1.0  # as in `Means`
+    #: "Global" is the mean over the newest models of all clients that ever took part (the last line of Algorithm 1)
+    final_average: bool = False
 
 
 class Method(Averaging):
@@ -40,7 +55,7 @@ class Method(Averaging):
 
     def __init__(self, params: Params, context: Context) -> None:
         super().__init__(params, context)
-        self.weighting = params.weighting
+        self.weighting, self.delta_scale = params.weighting, params.delta_scale
 
     @property
     def needs(self) -> Needs:
@@ -48,11 +63,13 @@ class Method(Averaging):
             policies=ROUND_POLICIES | {"buffered"},
             policies_why="eta grows with the number of merges, which under async is that of single results.",
             public_samples=self.params.rad,
-            local_evaluation=True,
+            initial_on_client=True,
+            total_rounds=self.params.last_epochs is not None,
+            reported="personal-own",
         )
 
     def check(self) -> None:
-        _alignment.check_rad(self.context, self.params)
+        alignment.check_rad(self.context, self.params)
         if len(self.context.variants) > 1:
             raise BadInput(
                 f"fedhenn_homo needs clients of one variant, but {', '.join(self.context.variants)} are in use: "
@@ -65,29 +82,35 @@ class Method(Averaging):
 
     def send(self, state: Bundle, client: Client, stage: str, task: int) -> Bundle:
         weights = super().send(state, client, stage, task)
+        epochs = alignment.epochs_in(self.context, self.params, state)
+        told: dict[str, Value] = {} if epochs is None else {"epochs": epochs}
         if not self.aligned(state):
-            return weights
-        return Bundle({**weights.tensors, RAD: state.tensors[RAD]}, {"eta": self.eta(state)})
+            return Bundle(weights.tensors, told)
+        return Bundle({**weights.tensors, RAD: state.tensors[RAD]}, {**told, "eta": self.eta(state)})
 
     def work(self, state: Bundle, client: Client, stage: str) -> Work:
         del stage
         aligned = self.aligned(state)
-        work = _alignment.work(self.context, client, self.params, aligned=aligned)
+        epochs = alignment.epochs_in(self.context, self.params, state)
+        work = alignment.work(self.context, client, self.params, aligned=aligned, epochs=epochs)
         # the reference: the global model's features on the RAD
-        return replace_fields(work, once=(_alignment.rad_pass(self.params), *work.once)) if aligned else work
+        return replace_fields(work, once=(alignment.rad_pass(self.params), *work.once)) if aligned else work
 
     def heaviest(self, state: Bundle, client: Client) -> Work:
         del state
-        return _alignment.heaviest(self.context, client, self.params)
+        return alignment.heaviest(self.context, client, self.params)
+
+    def epochs(self, job: Job) -> int | None:
+        return alignment.epochs_of(job.message)
 
     def local_step(self, job: Job, model: Net, start: Tensors) -> Step:
         rad = job.message.tensors.get(RAD)
         if rad is None:
             return super().local_step(job, model, start)
-        reference = _alignment.gram_of(model, rad, self.params)  # the model is still the global one
+        reference = alignment.gram_of(model, rad, self.params)  # the model is still the global one
         eta = job.message.values["eta"]
         assert isinstance(eta, float)
-        return _alignment.step(job, model, eta, rad, reference, self.params)
+        return alignment.step(job, model, eta, rad, reference, self.params)
 
     def client(self, job: Job, stage: str) -> Reply:
         reply = super().client(job, stage)
@@ -95,18 +118,36 @@ class Method(Averaging):
 
     def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
         merged = super().merge(state, arrivals, stage, version)
-        following = _alignment.round_of(state) + 1
-        rad = _alignment.draw_rad(self.context, self.params, following)
-        after = Bundle({**merged.state.tensors, RAD: rad}, {**merged.state.values, "round": following})
+        following = alignment.round_of(state) + 1
+        rad = alignment.draw_rad(self.context, self.params, following)
+        newest = {}
+        if self.params.final_average:
+            newest = {f"{NEWEST}{a.client.number}/{n}": t for a in arrivals for n, t in a.message.tensors.items()}
+        after = Bundle({**merged.state.tensors, **newest, RAD: rad}, {**merged.state.values, "round": following})
         return replace(merged, state=after)
 
     def targets(self, state: Bundle) -> list[Target]:
+        state = Bundle({**state.tensors, **self.mean_of_all(state)}, state.values)
         return [replace(target, name="global") for target in super().targets(state)] + own_targets(
             self.context, local=True
         )
 
+    def mean_of_all(self, state: Bundle) -> Tensors:
+        """The mean of all clients' newest models, where the server holds them."""
+        models = [(c, state.under(f"{NEWEST}{c.number}/")) for c in self.context.clients]
+        models = [(client, tensors) for client, tensors in models if tensors]
+        omegas = torch.tensor([float(c.samples) if self.weighting == "samples" else 1.0 for c, _ in models])
+        mean = {}
+        for name in models[0][1] if models else ():
+            stacked = torch.stack([tensors[name] for _, tensors in models])
+            if stacked.is_floating_point():
+                mean[name] = torch.tensordot(omegas / omegas.sum(), stacked, 1)
+            else:
+                mean[name] = stacked.amax(0)
+        return mean
+
     def eta(self, state: Bundle) -> float:
-        return self.params.strength(_alignment.round_of(state))
+        return self.params.strength(alignment.round_of(state))
 
     def aligned(self, state: Bundle) -> bool:
         return RAD in state.tensors and self.eta(state) > 0

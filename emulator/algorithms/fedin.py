@@ -22,18 +22,19 @@ from math import prod
 from typing import Annotated, Literal
 
 import torch
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
 from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional as F
 
-from fleetbed.emulator.algorithm import Arrival, Client, Context, Job, Merged
-from fleetbed.emulator.algorithms._averaging import ALL_SECTIONS, Weighting
-from fleetbed.emulator.algorithms._features import check_cuts, cut_shapes, draw_pairs, noisy, projected
-from fleetbed.emulator.algorithms._local import Step, foreign_batch, proximal
-from fleetbed.emulator.algorithms._proximal import Proximal
-from fleetbed.emulator.bundle import Bundle
-from fleetbed.emulator.optimizers import Stepper
+from fleetbed.emulator.method.algorithm import Arrival, Client, Context, Expected, Job, Merged, Spec
+from fleetbed.emulator.method.averaging import ALL_SECTIONS, Means
+from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.method.features import check_cuts, cut_shapes, draw_pairs, noisy, projected
+from fleetbed.emulator.method.local_training import Step, foreign_batch, proximal
+from fleetbed.emulator.method.optimizers import Stepper
+from fleetbed.emulator.method.proximal import Proximal
+from fleetbed.emulator.method.schedule import batch_of
 from fleetbed.emulator.randomness import torch_rng
 from fleetbed.models.base import Net, Tensors
 from fleetbed.models.work import Pass, Work
@@ -45,17 +46,18 @@ VERSIONS: dict[str, tuple[Aggregation, float, float]] = {"tmlr": ("layerwise", 1
 IN, OUT, STORE = "features/in", "features/out", "store/"
 
 
-class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Params(Means, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `Means`, and: (same-architecture counts clients by samples, Eq. 21, unless `weighting` is given)"""
+
     version: Literal["tmlr", "v1"] = "tmlr"  # sets the next three where they are not given
-    aggregation: Aggregation | None = None  # ends: w_e and w_c only; same-architecture: by samples (Eq. 21)
+    aggregation: Aggregation | None = None  # ends: w_e and w_c only
     lambda_: NonNegative | None = field(default=None, name="lambda")  # Z = G_IN + (lambda/2) G_local
     mu: NonNegative | None = None  # proximal term; 0 is the ablation "w/o Prox"
-    weighting: Weighting = "clients"  # of layerwise and ends
     z: Literal["simplified", "projection", "none"] = "simplified"  # none is the ablation "w/o Opt"
     without_in: bool = False  # the ablation "w/o IN": no features travel, it is HeteroProx
     noise: NonNegative = 0.0  # +Noise: so many standard deviations of a batch's features; the paper's best is 0.8
     noise_where: Literal["upload", "upload+forward"] = "upload"  # forward: in the local forward pass as well
-    batch: Annotated[int, Meta(ge=2)] | None = None  # pairs in a message; None: the training batch
+    batch: Annotated[int, Meta(ge=2, le=1_000_000)] | None = None  # pairs in a message; None: the training batch
     statistics: Literal["batch", "running"] = "batch"  # by which batch norm makes the features that are sent
 
 
@@ -70,9 +72,10 @@ class Method(Proximal):
         self.mu = mu if params.mu is None else params.mu
         self.apart = self.aggregation == "same-architecture"
         self.sections = ALL_SECTIONS - {"intermediate"} if self.aggregation == "ends" else ALL_SECTIONS
-        self.weighting = "samples" if self.apart else params.weighting
+        self.weighting = params.weighting or ("samples" if self.apart else "clients")
+        # a batch: two at least, for batch norm, and no more than the client with the most samples has
+        self.pairs = max(2, batch_of(context.most_samples, params.batch or context.training.batch))
         self.everywhere = params.noise_where == "upload+forward"
-        self.pairs = params.batch or max(2, context.training.batch)
 
     def check(self) -> None:
         super().check()
@@ -83,20 +86,21 @@ class Method(Proximal):
         inputs, outputs = state.under(f"{STORE}in/"), state.under(f"{STORE}out/")
         if not inputs:
             return message
-        s_in, s_out = draw_pairs(inputs, outputs, self.pairs, torch_rng(self.context.seed, task, "features"))
+        rng = torch_rng(self.context.seed, task, "features")
+        s_in, s_out = draw_pairs(inputs, outputs, self.pairs, rng)
         return Bundle({**message.tensors, IN: s_in, OUT: s_out})
 
     def work(self, state: Bundle, client: Client, stage: str) -> Work:
         received = any(name.startswith(STORE) for name in state.tensors)
-        return self._with_pairs(super().work(state, client, stage), client.variant, received)
+        return self._with_pairs(super().work(state, client, stage), client, received)
 
     def heaviest(self, state: Bundle, client: Client) -> Work:
-        return self._with_pairs(super().work(state, client, "train"), client.variant, received=True)
+        return self._with_pairs(super().work(state, client, "train"), client, received=True)
 
-    def _with_pairs(self, plain: Work, variant: str, received: bool) -> Work:
+    def _with_pairs(self, plain: Work, client: Client, received: bool) -> Work:
         if self.params.without_in:
             return plain
-        s_in, s_out = cut_shapes(self.context.family, variant, self.context.spec)
+        s_in, s_out = cut_shapes(self.context.family, client.variant, self.context.spec)
         return replace(
             plain,
             each_step=(Pass("train", "intermediate", self.pairs),) if received else (),
@@ -155,6 +159,16 @@ class Method(Proximal):
             s_in = noisy(clean, noise, rng)
             s_out = model.intermediate(s_in if self.everywhere else clean)
         return {IN: s_in, OUT: noisy(s_out, noise, rng)}
+
+    def expects(self, client: Client, stage: str, sent: Bundle) -> Expected | None:
+        """The weights, and one batch of pairs."""
+        weights = super().expects(client, stage, sent)
+        assert weights is not None
+        if self.params.without_in:
+            return weights
+        shapes = zip((IN, OUT), cut_shapes(self.context.family, client.variant, self.context.spec), strict=True)
+        features = {name: Spec(torch.float32, (self.pairs, *shape)) for name, shape in shapes}
+        return Expected(tensors={**weights.tensors, **features})
 
     def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
         merged = super().merge(state, arrivals, stage, version)

@@ -10,24 +10,23 @@ is FedAvg.
 
 from __future__ import annotations
 
-from msgspec import Struct
-
-from fleetbed.emulator.algorithm import Context
-from fleetbed.emulator.algorithms._averaging import Weighting
-from fleetbed.emulator.algorithms._proximal import Proximal
+from fleetbed.emulator.method.algorithm import Context
+from fleetbed.emulator.method.averaging import Means
+from fleetbed.emulator.method.proximal import Proximal
 from fleetbed.profiles.types import NonNegative
 
 
-class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Params(Means, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `Means`, and:"""
+
     mu: NonNegative = 0.1  # strength of the pull; its half is the factor of the squared distance
-    weighting: Weighting = "samples"  # samples: by their number of samples; clients: all count the same
 
 
 class Method(Proximal):
     params: Params
     apart = True
+    weighting = "samples"
 
     def __init__(self, params: Params, context: Context) -> None:
         super().__init__(params, context)
-        self.weighting = params.weighting
         self.mu = params.mu

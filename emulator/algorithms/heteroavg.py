@@ -9,19 +9,12 @@ stays as it was. With one variant in use it is FedAvg.
 
 from __future__ import annotations
 
-from msgspec import Struct
-
-from fleetbed.emulator.algorithm import Context
-from fleetbed.emulator.algorithms._averaging import Averaging, Weighting
+from fleetbed.emulator.method.averaging import Averaging, Means
 
 
-class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    weighting: Weighting = "clients"  # clients: all count the same (Eq. 19); samples: by their number
+class Params(Means, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `Means`; clients count the same (Eq. 19) unless `weighting` is samples."""
 
 
 class Method(Averaging):
     params: Params
-
-    def __init__(self, params: Params, context: Context) -> None:
-        super().__init__(params, context)
-        self.weighting = params.weighting

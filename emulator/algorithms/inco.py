@@ -23,10 +23,21 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from fleetbed.emulator.algorithm import Algorithm, Arrival, Client, Context, Job, Merged, Needs, Reply, Target
 from fleetbed.emulator.algorithms import load_method
-from fleetbed.emulator.algorithms._averaging import Averaging
-from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.method.algorithm import (
+    Algorithm,
+    Arrival,
+    Client,
+    Context,
+    Expected,
+    Job,
+    Merged,
+    Needs,
+    Reply,
+    Target,
+)
+from fleetbed.emulator.method.averaging import Averaging
+from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.models.base import Tensors
 from fleetbed.models.work import Work
 from fleetbed.profiles.errors import BadInput
@@ -44,7 +55,7 @@ class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     per: Literal["kernel", "layer"] | None = None  # what has its own alpha and beta; None: as the mode has it
     normalise: bool = True  # released only: false is the ablation "w/o Normalization", g_k + theta g_0
     optimise: bool = True  # released only: false is the ablation "w/o Optimization", theta = 1
-    delta_scale: Positive = 1.0  # the mean delta is multiplied by it first; the released ViT code has 1/epochs
+    delta_scale: Positive | None = None  # that of the base; None: as base_params says
 
 
 class Method(Algorithm):
@@ -60,6 +71,10 @@ class Method(Algorithm):
             )
         self.base = base
         self.base.adjust = self.cross_layers
+        if params.delta_scale is not None:
+            if "delta_scale" in params.base_params:
+                raise BadInput("inco has both params.delta_scale and params.base_params.delta_scale: leave one out.")
+            self.base.delta_scale = params.delta_scale
 
     @property
     def needs(self) -> Needs:
@@ -67,12 +82,24 @@ class Method(Algorithm):
 
     def check(self) -> None:
         self.base.check()
-        family, params = self.context.family, self.params
+        family, params, variants = self.context.family, self.params, self.context.variants
         largest = family.variants[-1]
         if not family.cross_layers(family.outline(largest, self.context.spec).state_dict()):
             raise BadInput(
                 f"model.family is {family.name}, but inco knows no cross-layer gradients there: "
                 f"choose a ResNet or ViT family."
+            )
+        if "intermediate" not in self.base.sections:
+            raise BadInput(
+                f"params.base of inco is {params.base}, of which only extractor and classifier reach the server here, "
+                f"so that inco would change nothing: set base_params.aggregation to layerwise or same-architecture "
+                f"(fedin version tmlr), or choose another base such as heteroavg or heteroprox."
+            )
+        if not any(family.cross_layers(self.base.index(variant, variant)) for variant in variants):
+            raise BadInput(
+                f"inco takes gradients from one block of a stage for the next, but the variants in use "
+                f"({', '.join(variants)}) have one block in each stage, so that it would change nothing: "
+                f"use larger variants, or the method {params.base} itself."
             )
         if params.mode != "released" and not (params.normalise and params.optimise):
             raise BadInput(
@@ -82,10 +109,6 @@ class Method(Algorithm):
 
     def cross_layers(self, before: Tensors, moved: Tensors) -> dict[str, float]:
         """Move the deeper blocks by their crossed delta instead; report theta and beta of each that took part."""
-        if self.params.delta_scale != 1:
-            for name, tensor in moved.items():
-                if tensor.is_floating_point():
-                    torch.lerp(before[name], tensor, self.params.delta_scale, out=tensor)
         metrics = {}
         for prefix in {self.base.prefix(v) for v in self.context.variants}:
             names = [name.removeprefix(prefix) for name in moved if name.startswith(prefix)]
@@ -107,6 +130,9 @@ class Method(Algorithm):
     def setup(self) -> Bundle:
         return self.base.setup()
 
+    def foresee(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Bundle:
+        return self.base.foresee(state, arrivals, stage, version)
+
     def send(self, state: Bundle, client: Client, stage: str, task: int) -> Bundle:
         return self.base.send(state, client, stage, task)
 
@@ -118,6 +144,12 @@ class Method(Algorithm):
 
     def client(self, job: Job, stage: str) -> Reply:
         return self.base.client(job, stage)
+
+    def expects(self, client: Client, stage: str, sent: Bundle) -> Expected | None:
+        return self.base.expects(client, stage, sent)
+
+    def objection(self, client: Client, stage: str, message: Bundle) -> str | None:
+        return self.base.objection(client, stage, message)
 
     def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
         return self.base.merge(state, arrivals, stage, version)

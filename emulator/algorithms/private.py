@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from fleetbed.emulator.algorithm import Algorithm, Arrival, Client, Job, Merged, Reply, Target
-from fleetbed.emulator.algorithms._local import (
+from fleetbed.emulator.method.algorithm import Algorithm, Arrival, Client, Expected, Job, Merged, Needs, Reply, Target
+from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.method.local_training import (
     cross_entropy_step,
     keep_model,
     kept_models,
@@ -21,22 +22,25 @@ from fleetbed.emulator.algorithms._local import (
     own_tensors,
     train,
 )
-from fleetbed.emulator.bundle import Bundle
-from fleetbed.emulator.schedule import batch_of, steps_of
+from fleetbed.emulator.method.schedule import batch_of, steps_of
 from fleetbed.models.work import Work
-from fleetbed.profiles.types import Count
+from fleetbed.profiles.experiment import Batch, Steps
 
 
 class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The defaults are the experiment's own training; FedHe's control takes 3, 50 and true."""
 
-    steps: Count | None = None  # so many random batches instead of the experiment's epochs
-    batch: Count | None = None  # their size, instead of the experiment's
+    steps: Steps | None = None  # so many random batches instead of the experiment's epochs
+    batch: Batch | None = None  # their size, instead of the experiment's
     keep_optimizer: bool = False  # carry the optimiser's state over from task to task
 
 
 class Method(Algorithm):
     params: Params
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(initial_on_client=True)
 
     def setup(self) -> Bundle:
         return Bundle()
@@ -68,6 +72,10 @@ class Method(Algorithm):
         )
         kept = keep_model(model, optimizer if self.params.keep_optimizer else None)
         return Reply(message=Bundle(), keep=kept, metrics=metrics)
+
+    def expects(self, client: Client, stage: str, sent: Bundle) -> Expected | None:
+        del client, stage, sent
+        return Expected()
 
     def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
         del arrivals, stage, version

@@ -1,23 +1,35 @@
 """A user's own data: one .npz file with x_train, y_train, x_test, y_test, or text_* in place of x_*.
 
-Nothing is ever unpickled: an array of Python objects is refused.
+Nothing is ever unpickled, and nothing is unpacked before the archive's directory and each array's header agree on its
+size: a small file that unpacks to a disk's worth of zeros is refused unread.
 """
 
 from __future__ import annotations
 
-import lzma
 import struct
 import warnings
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
 from fleetbed.emulator.data.raw import SPLITS, Array, Raw, checked, in_one_line
-from fleetbed.profiles.errors import BadInput
+from fleetbed.emulator.machine import host
+from fleetbed.profiles.errors import BadInput, HostCannot
+from fleetbed.profiles.files import open_regular, show_path
 
-# all that numpy, zipfile and the decompressors raise on a file that is damaged or is something else
+WANTED = frozenset(f"{prefix}_{split}" for prefix in ("x", "text", "y") for split in SPLITS)
+#: images and texts pack a few times smaller; an array of one value may pack a thousand times, so a little is always let
+MOST_PACKED, ALWAYS_BYTES = 100, 64 << 20
+#: reading, converting and fitting hold so many times what is in the file at the worst moment
+COPIES = 3
+
+# all that numpy, zipfile and the decompressor raise on a file that is damaged or is something else
 _UNREADABLE = (
     OSError,
     EOFError,
@@ -27,11 +39,11 @@ _UNREADABLE = (
     SyntaxError,
     MemoryError,
     OverflowError,
+    RecursionError,
     RuntimeError,
     struct.error,
     zipfile.BadZipFile,
     zlib.error,
-    lzma.LZMAError,
 )
 
 
@@ -56,24 +68,100 @@ def read_npz(path: Path) -> Raw:
     return checked(x, y, str(path), prefix)
 
 
+def check_npz(path: Path) -> None:
+    """Raise BadInput unless the archive's directory and the headers make sense; the arrays themselves stay unread."""
+    with _archive(path):
+        pass
+
+
 def _arrays(path: Path) -> dict[str, Array]:
-    wanted = {f"{prefix}_{split}" for prefix in ("x", "text", "y") for split in SPLITS}
-    if not path.is_file():
-        raise BadInput(f"data.name: there is no file {path}; give the path of an .npz file.")
-    try:
-        # opened here, for numpy leaves the file open when it cannot make sense of it
-        with path.open("rb") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of old header formats, which it reads all the same
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise BadInput(f"{path} holds a single array; an .npz with x_train, y_train, x_test, y_test is needed.")
-            return {name: archive[name] for name in archive.files if name in wanted}
-    except _UNREADABLE as error:
-        if "allow_pickle" in str(error):
+    with _archive(path) as (archive, members):
+        return {name: _read(archive, info) for name, info in members.items()}
+
+
+@contextmanager
+def _archive(path: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
+    """The archive and its arrays, checked; whatever is wrong with it until it is closed is BadInput."""
+    with open_regular(path, "an .npz file", "data.name") as file:
+        try:
+            with warnings.catch_warnings(), zipfile.ZipFile(file) as archive:
+                warnings.simplefilter("ignore")  # of old header formats, which it reads all the same
+                members = _members(archive, path)
+                for name, info in members.items():
+                    with archive.open(info) as member:
+                        _check_header(member, info, f"{show_path(path)}: {name}")
+                yield archive, members
+        except _UNREADABLE as error:
+            if _is_single_array(path):
+                raise BadInput(
+                    f"{path} holds a single array; an .npz with x_train, y_train, x_test, y_test is needed."
+                ) from error
             raise BadInput(
-                f"{path} holds pickled Python objects, which are never loaded because they can run code; "
-                f"save plain arrays (uint8 images, integer labels, unicode texts)."
+                f"{path} cannot be read as an .npz file, it is damaged or something else: {in_one_line(error)}."
             ) from error
+
+
+def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
+    """The arrays in question as the archive's directory has them, refused if they cannot be what they say."""
+    found: dict[str, zipfile.ZipInfo] = {}
+    for info in archive.infolist():
+        name = info.filename.removesuffix(".npy")
+        if name not in WANTED:
+            continue
+        if name in found:
+            raise BadInput(f"{show_path(path)}: the array {name} is there twice; save each array once.")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise BadInput(
+                f"{show_path(path)}: {name} is packed in a way that numpy does not write; save it with "
+                "np.savez or np.savez_compressed."
+            )
+        found[name] = info
+    packed = sum(info.compress_size for info in found.values())
+    unpacked = sum(info.file_size for info in found.values())
+    if unpacked > max(ALWAYS_BYTES, MOST_PACKED * packed):
         raise BadInput(
-            f"{path} cannot be read as an .npz file, it is damaged or something else: {in_one_line(error)}."
-        ) from error
+            f"{show_path(path)}: {packed >> 10} KiB would unpack to {unpacked >> 20} MiB, more than {MOST_PACKED} "
+            "times as much, which no data set does; save its arrays with np.savez."
+        )
+    free = host.available_bytes()
+    if max(COPIES * unpacked, path.stat().st_size) > free:
+        raise HostCannot(
+            f"{show_path(path)} has {path.stat().st_size >> 20} MiB and unpacks to {unpacked >> 20} MiB, and preparing "
+            f"that takes about {COPIES} times as much, but {free >> 20} MiB of memory are free; "
+            "save fewer samples, or uint8 instead of float pixels."
+        )
+    return found
+
+
+def _check_header(member: IO[bytes], info: zipfile.ZipInfo, name: str) -> None:
+    """The header must say what the archive says: numpy makes room for what it says before it reads on."""
+    version = np.lib.format.read_magic(member)
+    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = reader(member)
+    if dtype.hasobject:
+        raise BadInput(
+            f"{name} holds pickled Python objects, which are never loaded because they can run code; "
+            f"save plain arrays (uint8 images, integer labels, unicode texts)."
+        )
+    elements: int = prod(shape)
+    promised, there = elements * dtype.itemsize, info.file_size - member.tell()
+    if promised != there or (elements and not dtype.itemsize):
+        raise BadInput(
+            f"{name}: its header says shape {_few(shape)} of {dtype}, which is {promised} bytes, but {there} follow; "
+            "the file is damaged, save it again."
+        )
+
+
+def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
+    with archive.open(info) as member:
+        array: Array = np.lib.format.read_array(member, allow_pickle=False)
+        return array
+
+
+def _is_single_array(path: Path) -> bool:
+    with open_regular(path, "an .npz file") as file:
+        return file.read(6) == b"\x93NUMPY"
+
+
+def _few(shape: tuple[Any, ...]) -> str:
+    return str(shape) if len(shape) <= 6 else f"of {len(shape)} dimensions"

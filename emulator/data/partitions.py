@@ -21,6 +21,7 @@ from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Data, Partition
 
 _ATTEMPTS = 2_000  # of a Dirichlet draw; what fails so often would hardly ever succeed
+_MOST_CELLS = 30_000_000  # of clients times classes, in all draws together
 _EVEN = 1e6  # an alpha beyond it changes nothing: shares are equal to a thousandth, and numpy's draw may overflow
 
 
@@ -64,7 +65,10 @@ def partition(labels_train: Indices, labels_test: Indices, classes: int, data: D
 
 
 def _by_class(indices: Indices, labels: Indices, classes: int) -> list[Indices]:
-    return [indices[labels[indices] == c] for c in range(classes)]
+    """The indices of each class, in their order."""
+    own = labels[indices]
+    ordered = indices[np.argsort(own, kind="stable")]
+    return np.split(ordered, np.cumsum(np.bincount(own, minlength=classes))[:-1])
 
 
 def _public(labels: Indices, classes: int, count: int, rng: np.random.Generator) -> Indices:
@@ -92,8 +96,14 @@ def _check_enough(samples: int, clients: int, data: Data) -> None:
 def _dirichlet(members: list[Indices], settings: Partition, clients: int, rng: np.random.Generator) -> list[Indices]:
     """For each class a Dirichlet draw of shares; drawn again until the smallest client has its minimum."""
     sizes = [len(m) for m in members]
+    if (cells := clients * len(sizes)) > _MOST_CELLS:
+        raise BadInput(
+            f"data.partition: {clients} clients times {len(sizes)} classes are {cells} shares to draw, but at most "
+            f"{_MOST_CELLS} are possible; take fewer clients."
+        )
+    attempts = min(_ATTEMPTS, max(10, _MOST_CELLS // cells))
     best = 0
-    for _ in range(_ATTEMPTS):
+    for _ in range(attempts):
         counts = _dirichlet_counts(sizes, settings.alpha, clients, rng)
         smallest = int(counts.sum(axis=0).min())
         if smallest >= settings.min_size:
@@ -101,7 +111,7 @@ def _dirichlet(members: list[Indices], settings: Partition, clients: int, rng: n
         best = max(best, smallest)
     else:
         raise BadInput(
-            f"data.partition: in {_ATTEMPTS} Dirichlet draws with alpha {settings.alpha:g} the smallest of "
+            f"data.partition: in {attempts} Dirichlet draws with alpha {settings.alpha:g} the smallest of "
             f"{clients} clients had at most {best} training samples, but min_size is {settings.min_size}; "
             "raise alpha, lower min_size, or take fewer clients or more data."
         )
@@ -119,14 +129,16 @@ def _dirichlet_counts(
     """
     even = sum(sizes) / clients
     counts = np.zeros((len(sizes), clients), np.int64)
+    held = np.zeros(clients, np.int64)
     for row, size in zip(counts, sizes, strict=True):
         if size == 0:
             continue
-        takers = np.flatnonzero(counts.sum(axis=0) < even)
+        takers = np.flatnonzero(held < even)
         shares = rng.dirichlet(np.full(len(takers), min(alpha, _EVEN)))
         cuts = np.minimum(np.cumsum(shares) * size, size).astype(np.int64)
         cuts[-1] = size  # whatever rounding left over
         row[takers] = np.diff(cuts, prepend=0)
+        held += row
     return counts
 
 

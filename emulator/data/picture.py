@@ -13,6 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from fleetbed.profiles.yaml_text import plain
+
 _TRAIN, _TEST = "#0072b2", "#e69f00"  # of the Okabe-Ito palette, told apart by every kind of colour vision
 _NUMBERS_UP_TO = 16  # clients and classes; with more of them the numbers in the cells could not be read
 
@@ -24,9 +26,10 @@ def draw_partition(train: NDArray[np.int64], test: NDArray[np.int64], path: Path
     height = float(np.clip(0.34 * classes, 3, 11))
     figure = Figure((width, height + 3), dpi=110, layout="constrained")
     sizes, cells = figure.subplots(2, 1, sharex=True, height_ratios=[1.7, height])
-    fitting = textwrap.shorten(title, int(10 * width), placeholder=" ...")
-    figure.suptitle(fitting, x=0.01, ha="left", fontsize=13, fontweight="bold")
-    sizes.set_title(subtitle, loc="left", fontsize=9, color="#444444")
+    fitting = textwrap.shorten(plain(title), int(10 * width), placeholder=" ...")
+    # both are of the user's words, in which a dollar sign is no formula
+    figure.suptitle(fitting, x=0.01, ha="left", fontsize=13, fontweight="bold", parse_math=False)
+    sizes.set_title(plain(subtitle), loc="left", fontsize=9, color="#444444", parse_math=False)
     _draw_sizes(sizes, train, test)
     _draw_cells(figure, cells, train)
     figure.savefig(path)

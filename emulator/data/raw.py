@@ -12,6 +12,7 @@ from fleetbed.profiles.errors import BadInput
 
 Array = NDArray[Any]
 SplitName = Literal["train", "test"]
+MOST_CLASSES = 10_000
 SPLITS: tuple[SplitName, SplitName] = ("train", "test")
 
 
@@ -105,6 +106,8 @@ def _classes(labels: dict[SplitName, Array], where: str) -> int:
     """The classes are those of the training labels, which must be numbered without gaps."""
     present = np.unique(labels["train"])
     classes = len(present)
+    if classes > MOST_CLASSES:
+        raise BadInput(f"{where}: y_train has {classes} different labels; at most {MOST_CLASSES} classes are possible.")
     if classes < 2:
         raise BadInput(f"{where}: y_train has only the label {present[0]}; at least 2 classes are needed.")
     if present[-1] != classes - 1:

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from fleetbed.emulator.data import torchvision_sets
-from fleetbed.emulator.data.npz import read_npz
+from fleetbed.emulator.data.npz import check_npz, read_npz
 from fleetbed.emulator.data.raw import Raw
 from fleetbed.profiles.errors import BadInput, nearest
 from fleetbed.profiles.experiment import Data
+from fleetbed.profiles.files import open_regular, reason, show_path, user_path
 from fleetbed.profiles.folders import data_folder
 
 SHIPPED = "fashion-mini"
 SHIPPED_TITLE = "a part of Fashion-MNIST with equal classes, 10 classes of clothes"
 SHIPPED_FILE = Path(__file__).with_name("fashion-mini.npz")
+_PIECE_BYTES = 1 << 20
+_SETTLED_NS = 2_000_000_000
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set comes from. `identity` changes whenever what `load` would give may have changed."""
+    """Where a data set comes from. `identity` is a digest of the files' content, wherever they are."""
 
     title: str
     identity: str
@@ -31,11 +37,11 @@ class Source:
 def find(data: Data) -> Source:
     """The source that `data.name` means; a set of torchvision is downloaded here where that is asked for."""
     if data.name.endswith(".npz") or "/" in data.name:
-        return _file(Path(data.name).expanduser())
+        path = user_path(data.name, "data.name")
+        check_npz(path)  # or a file that is something else would be hashed first, whatever its size
+        return Source(str(path), digest(path, "an .npz file"), lambda: read_npz(path))
     if data.name == SHIPPED:
-        # by content, so that all checkouts and environments of one user share what is prepared
-        identity = hashlib.blake2b(SHIPPED_FILE.read_bytes()).hexdigest()
-        return Source(SHIPPED, identity, lambda: read_npz(SHIPPED_FILE))
+        return Source(SHIPPED, digest(SHIPPED_FILE), lambda: read_npz(SHIPPED_FILE))
     if data.name in torchvision_sets.KNOWN:
         return _torchvision(data)
     known = (SHIPPED, *torchvision_sets.KNOWN)
@@ -44,13 +50,7 @@ def find(data: Data) -> Source:
 
 def root_of(data: Data) -> Path:
     """Where the files of torchvision's sets are, or are downloaded to."""
-    return Path(data.root).expanduser() if data.root else data_folder() / "torchvision"
-
-
-def _file(path: Path) -> Source:
-    if not path.is_file():
-        raise BadInput(f"data.name: there is no file {path}; give the path of an .npz file.")
-    return Source(str(path), _state(path), lambda: read_npz(path))
+    return user_path(data.root, "data.root") if data.root else data_folder() / "torchvision"
 
 
 def _torchvision(data: Data) -> Source:
@@ -64,10 +64,33 @@ def _torchvision(data: Data) -> Source:
         )
     if missing:
         torchvision_sets.download(name, root)
-    identity = "\n".join(_state(root / file) for file in known.files)
+    identity = "\n".join(digest(root / file) for file in known.files)
     return Source(name, identity, lambda: torchvision_sets.load(name, root))
 
 
-def _state(path: Path) -> str:
-    stat = path.stat()
-    return f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+def digest(path: Path, wanted: str = "a data file") -> str:
+    """A hash of the file's content: neither its size nor its time need change when another takes its place."""
+    with open_regular(path, wanted, "data.name") as file:
+        try:
+            state = os.fstat(file.fileno())
+            return _hashed(file, (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns))
+        except OSError as error:
+            raise BadInput(f"data.name: {show_path(path)} cannot be read: {reason(error)}.") from error
+
+
+_known: dict[tuple[int, ...], str] = {}
+
+
+def _hashed(file: BinaryIO, state: tuple[int, ...]) -> str:
+    """Once a process for each state of a file: its time of change is the kernel's, nobody can set it back.
+
+    It is coarse, though: a file that has just changed may change again without a new one.
+    """
+    if state in _known:
+        return _known[state]
+    hasher = hashlib.blake2b()
+    while piece := file.read(_PIECE_BYTES):
+        hasher.update(piece)
+    if time.time_ns() - state[-1] > _SETTLED_NS:
+        _known[state] = hasher.hexdigest()
+    return hasher.hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -11,8 +10,10 @@ from numpy.typing import NDArray
 
 from fleetbed.emulator.data.raw import in_one_line
 from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.files import read_regular, user_path
 
 Indices = NDArray[np.int64]
+MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,10 @@ class SplitFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def read_split_file(name: str, train_size: int, test_size: int, clients: int) -> SplitFile:
     """Raise BadInput unless every index exists and no training sample belongs to two."""
-    path = Path(name).expanduser()
+    path = user_path(name, "data.partition.file")
+    text = read_regular(path, "a partition file", MAX_BYTES, "data.partition.file")
     try:
-        content = msgspec.json.decode(path.read_bytes(), type=SplitFile)
-    except FileNotFoundError as error:
-        raise BadInput(f"data.partition.file: there is no file {path}.") from error
-    except OSError as error:
-        raise BadInput(f"data.partition.file: {path} cannot be read: {error.strerror}.") from error
+        content = msgspec.json.decode(text, type=SplitFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(
             f"{path} is not a partition file: {in_one_line(error)}; it must be JSON as "

@@ -19,6 +19,7 @@ from fleetbed.emulator.data import images, text
 from fleetbed.emulator.data.balance import balanced_counts
 from fleetbed.emulator.data.raw import SPLITS, Array, Raw, SplitName
 from fleetbed.emulator.data.sources import find
+from fleetbed.emulator.machine import host
 from fleetbed.profiles.errors import BadInput, HostCannot
 from fleetbed.profiles.experiment import Data, Partition
 from fleetbed.profiles.folders import cache_folder
@@ -45,7 +46,7 @@ def prepare(data: Data) -> Path:
     """The folder with this data in the user's cache; made when it is not there or not whole."""
     source = find(data)
     key = _key(data, source.identity)
-    folder = cache_folder() / "data" / f"{Path(source.title).stem}-{key}"
+    folder = cache_folder() / "data" / f"{Path(source.title).stem[:60]}-{key}"
     if not is_whole(folder):
         raw = source.load()
         try:
@@ -112,6 +113,7 @@ def _write(folder: Path, data: Data, raw: Raw, title: str, key: str) -> None:
         vocabulary = text.FIRST_WORD + len(known)
         x = {split: text.encode(x[split].tolist(), known, data.tokens) for split in SPLITS}
     else:
+        _check_room(x, data)
         x = {split: images.fit(x[split], data.image_size, data.channels) for split in SPLITS}
         mean, std = images.statistics(x["train"])
     files: dict[str, int] = {}
@@ -147,6 +149,19 @@ def _first(raw: Raw, split: SplitName, limit: int | None) -> Array | slice:
         )
     counts = balanced_counts(np.bincount(labels, minlength=raw.classes), limit)
     return np.sort(np.concatenate([np.flatnonzero(labels == c)[:count] for c, count in enumerate(counts)]))
+
+
+def _check_room(x: dict[SplitName, Array], data: Data) -> None:
+    """Refuse images that would not find room in memory at the size that is asked for."""
+    _, height, width, channels = x["train"].shape
+    pixels = (data.channels or channels) * (data.image_size or height) * (data.image_size or width)
+    needed, free = pixels * sum(map(len, x.values())), host.available_bytes()
+    if 2 * needed > free:  # all clients share it, and need memory of their own
+        raise HostCannot(
+            f"data.image_size: {sum(map(len, x.values()))} images of {pixels} bytes are {needed >> 20} MiB, more than "
+            f"half of the {free >> 20} MiB of memory that are free; lower data.image_size, data.train_limit or "
+            "data.test_limit."
+        )
 
 
 def _refuse_image_settings(data: Data) -> None:

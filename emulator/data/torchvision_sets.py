@@ -11,6 +11,7 @@ import numpy as np
 
 from fleetbed.emulator.data.raw import SPLITS, Array, Raw, SplitName, checked, in_one_line
 from fleetbed.profiles.errors import BadInput, HostCannot
+from fleetbed.profiles.files import is_file
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,12 @@ class Known:
     reader: str
     title: str
     files: tuple[str, ...]
+    shape: tuple[int, int, int]  # of an image: channels, height, width
+    classes: int = 10
 
     def missing(self, root: Path) -> str | None:
         """The first file that is not there, if any."""
-        return next((file for file in self.files if not (root / file).is_file()), None)
+        return next((file for file in self.files if not is_file(root / file, "data.root")), None)
 
 
 def _idx_files(folder: str) -> tuple[str, ...]:
@@ -36,15 +39,19 @@ _CIFAR10_FILES = tuple(
 )
 
 KNOWN = {
-    "fashion-mnist": Known("FashionMNIST", "Fashion-MNIST, 10 classes of clothes", _idx_files("FashionMNIST")),
-    "mnist": Known("MNIST", "MNIST, handwritten digits", _idx_files("MNIST")),
-    "cifar10": Known("CIFAR10", "CIFAR-10, 10 classes of photographs", _CIFAR10_FILES),
+    "fashion-mnist": Known(
+        "FashionMNIST", "Fashion-MNIST, 10 classes of clothes", _idx_files("FashionMNIST"), (1, 28, 28)
+    ),
+    "mnist": Known("MNIST", "MNIST, handwritten digits", _idx_files("MNIST"), (1, 28, 28)),
+    "cifar10": Known("CIFAR10", "CIFAR-10, 10 classes of photographs", _CIFAR10_FILES, (3, 32, 32)),
     "cifar100": Known(
         "CIFAR100",
         "CIFAR-100, 100 classes of photographs",
         ("cifar-100-python/train", "cifar-100-python/test"),
+        (3, 32, 32),
+        100,
     ),
-    "svhn": Known("SVHN", "SVHN, digits of house numbers", ("train_32x32.mat", "test_32x32.mat")),
+    "svhn": Known("SVHN", "SVHN, digits of house numbers", ("train_32x32.mat", "test_32x32.mat"), (3, 32, 32)),
 }
 
 
@@ -80,7 +87,7 @@ def load(name: str, root: Path) -> Raw:
 
 
 def _open(name: str, root: Path, split: SplitName, *, download: bool) -> Any:
-    from fleetbed.models.vision import torchvision  # takes a second, and only these sets need it
+    from fleetbed.models.families.vision import torchvision  # takes a second, and only these sets need it
 
     reader = getattr(torchvision.datasets, KNOWN[name].reader)
     choice = {"split": split} if name == "svhn" else {"train": split == "train"}

@@ -9,9 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from fleetbed.emulator.limits import cgroup, v2
-from fleetbed.emulator.limits.cgroup import CONTROLLERS, Place, clean_leftovers
+from fleetbed.emulator.limits.cgroup import CONTROLLERS, Place
 from fleetbed.emulator.limits.gpu import Driver, Hardware
 from fleetbed.emulator.limits.group import Group, Limits, Tree
+from fleetbed.emulator.limits.leftovers import clean_leftovers
 from fleetbed.emulator.limits.owner import PROC, folder_name
 from fleetbed.emulator.limits.plan import Cap, GpuPlan, LimitPlan, Usage
 

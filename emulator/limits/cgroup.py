@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from fleetbed.emulator.limits.owner import PROC, is_leftover
+from fleetbed.emulator.limits.owner import PROC
 from fleetbed.profiles.errors import FleetbedError
 
 CONTROLLERS = frozenset({"cpu", "memory"})
@@ -125,26 +125,3 @@ def remove(folder: Path) -> None:
 def _kill(pid: int) -> None:
     with suppress(ProcessLookupError):  # it went by itself
         os.kill(pid, signal.SIGKILL)
-
-
-def leftovers(proc: Path = PROC) -> list[Path]:
-    """The folders of runs whose owner has died, wherever in the trees they were nested."""
-    found = []
-    for mount in {place.mount for place in places(proc) if place.controllers & CONTROLLERS or place.version == 2}:
-        for path, names, _ in os.walk(mount):
-            dead = [name for name in names if is_leftover(name, proc)]
-            found += [Path(path) / name for name in dead]
-            names[:] = [name for name in names if name not in dead]
-    return found
-
-
-def clean_leftovers() -> list[str]:
-    """Remove what killed runs left behind; those of other users stay."""
-    cleaned = []
-    for folder in leftovers():
-        try:
-            remove(folder)
-        except PermissionError:
-            continue
-        cleaned.append(str(folder))
-    return cleaned

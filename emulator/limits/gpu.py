@@ -9,19 +9,18 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from functools import cache
 from typing import Any, Protocol
 
 from msgspec import Struct
 
 from fleetbed.emulator.limits.plan import Cap, GpuPlan
+from fleetbed.emulator.machine import interpreter
 
 UNVERIFIED = "not verified on hardware"
 EMULATED = "gpu emulated on cpu"
 MPS_COMMAND = "nvidia-cuda-mps-control -d"
-_PROBE = """
-import json, torch
+_PROBE = """import json, torch
 p = torch.cuda.get_device_properties({index}) if torch.cuda.is_available() else None
 print(json.dumps(p and [p.multi_processor_count, p.total_memory]))
 """
@@ -107,10 +106,22 @@ def _nvml() -> Any | None:
     return pynvml if pynvml.nvmlDeviceGetCount() else None
 
 
+def card_names() -> str | None:
+    """The cards of this host as NVML names them; None where there is none that it can see."""
+    nvml = _nvml()
+    if nvml is None:
+        return None
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return ", ".join(nvml.nvmlDeviceGetName(handle) for handle in handles)
+    except nvml.NVMLError as error:  # a card that fell off the bus must not end a run that may not even use it
+        return f"unknown: {error}"
+
+
 @cache
 def _probe(index: int) -> Card | None:
     """Asked in a process of its own: a process that has touched CUDA cannot fork clients that use it."""
-    command = [sys.executable, "-c", _PROBE.format(index=index)]
+    command = interpreter.command(_PROBE.format(index=index))
     seen = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
     return None if seen is None else Card(*seen)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from fleetbed.emulator.limits import cgroup, v1, v2
 from fleetbed.emulator.limits.gpu import Driver, GpuKnob
-from fleetbed.emulator.limits.knobs import CpuKnob, MemoryKnob, quota_name, with_lent
+from fleetbed.emulator.limits.knobs import CpuKnob, MemoryKnob, quota_name
 from fleetbed.emulator.limits.plan import Cap, LimitPlan, Usage
 from fleetbed.emulator.limits.rlimit import BACKEND as RLIMIT
-from fleetbed.emulator.limits.rlimit import RlimitMemory, read_status
+from fleetbed.emulator.limits.rlimit import RlimitMemory
 
 NAMES = {1: v1.BACKEND, 2: v2.BACKEND}
 PACING = "pacing"
@@ -52,10 +52,9 @@ class Tree:
 class Group:
     """One client's limits. Made and removed by the zygote, joined by the client right after its fork."""
 
-    def __init__(self, memory: MemoryKnob, cpu: CpuKnob, gpu: GpuKnob, leaves: list[Path], lent_bytes: int = 0) -> None:
+    def __init__(self, memory: MemoryKnob, cpu: CpuKnob, gpu: GpuKnob, leaves: list[Path]) -> None:
         self._memory, self._cpu, self._gpu = memory, cpu, gpu
         self._leaves = leaves
-        self._lent = lent_bytes  # beside what the knob for memory holds the client to
 
     def join(self) -> None:
         """In the client: every page that it adds from here on is charged to it."""
@@ -66,10 +65,7 @@ class Group:
 
     def caps(self) -> list[Cap]:
         """What became of the plan. Ask in the client: RLIMIT_DATA and a card can be read back only there."""
-        memory = self._memory.cap
-        if memory is not None and self._lent:
-            memory = with_lent(memory, self._lent)
-        return [cap for cap in (self._cpu.cap, memory, *self._gpu.caps) if cap is not None]
+        return [cap for cap in (self._cpu.cap, self._memory.cap, *self._gpu.caps) if cap is not None]
 
     def usage(self) -> Usage:
         """In the client itself."""
@@ -77,7 +73,7 @@ class Group:
         return Usage(
             cpu_s=spent.ru_utime + spent.ru_stime,
             throttled_s=self._cpu.throttled_s(),
-            peak_bytes=self._memory.peak_bytes() + (read_status()["RssShmem"] if self._lent else 0),
+            peak_bytes=self._memory.peak_bytes(),
             anon_bytes=self._memory.anon_bytes(),
             gpu_bytes=self._gpu.memory_bytes(),
             gpu_w=self._gpu.power_w(),
@@ -131,7 +127,7 @@ class Limits:
     def create(self, plan: LimitPlan) -> Group:
         leaves = {tree: tree.leaf(plan.name) for tree in self._trees}
         gpu = GpuKnob(plan.gpu, self._driver)
-        return Group(self._memory(plan, leaves), self._cpu(plan, leaves), gpu, [*leaves.values()], plan.lent_bytes)
+        return Group(self._memory(plan, leaves), self._cpu(plan, leaves), gpu, [*leaves.values()])
 
     def close(self) -> None:
         """Remove everything: also the rest where one cannot be."""
@@ -145,11 +141,11 @@ class Limits:
     def _memory(self, plan: LimitPlan, leaves: dict[Tree, Path]) -> MemoryKnob:
         tree = self._tree("memory")
         if tree is None:
-            return RlimitMemory(plan.own_bytes, self._why_not["memory"])
+            return RlimitMemory(plan.memory_bytes, self._why_not["memory"])
         leaf = leaves[tree]
         if tree.version == 1:
-            return v1.MemoryV1(leaf, plan.own_bytes)
-        return v2.MemoryV2(leaf, tree.mount, plan.own_bytes)
+            return v1.MemoryV1(leaf, plan.memory_bytes)
+        return v2.MemoryV2(leaf, tree.mount, plan.memory_bytes)
 
     def _cpu(self, plan: LimitPlan, leaves: dict[Tree, Path]) -> CpuKnob:
         tree = self._tree("cpu")

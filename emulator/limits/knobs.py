@@ -5,8 +5,6 @@ from __future__ import annotations
 from math import isinf
 from typing import Protocol
 
-from msgspec import structs
-
 from fleetbed.emulator.limits.plan import Cap, with_headroom
 
 
@@ -49,13 +47,6 @@ def memory_cap(backend: str, asked: int, got: float, note: str) -> Cap:
         return Cap("memory", "enforced", backend, asked, got, "bytes", note)
     note = "the kernel kept another value than was written"
     return Cap("memory", "unavailable", backend, asked, None if isinf(got) else got, "bytes", note)
-
-
-def with_lent(cap: Cap, lent_bytes: int) -> Cap:
-    """The cap of a client that is lent memory beside what the kernel holds it to."""
-    note = "; ".join(filter(None, (cap.note, f"{lent_bytes >> 20} MiB of it are lent while it trains")))
-    asked, got = (None if figure is None else figure + lent_bytes for figure in (cap.asked, cap.got))
-    return structs.replace(cap, asked=asked, got=got, note=note)
 
 
 def quota_name(backend: str) -> str:

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 PROC = Path("/proc")
-LONGEST_NAME = 24  # of a run, in the folder's name: the path of a socket in it has at most 107 bytes
+LONGEST_NAME = 24  # of a run, in the folder's name
 _NAME = re.compile(r"fleetbed-([0-9a-f]{8})-(\d+)-(\d+)\..+")
 
 

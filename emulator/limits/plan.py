@@ -29,12 +29,6 @@ class LimitPlan(Struct, frozen=True):
     memory_bytes: int | None = None
     cpu_cores: float | None = None  # the ceiling, twice the largest share that the client is paced to
     gpu: GpuPlan | None = None
-    lent_bytes: int = 0  # of its memory, what it trains in without being charged for it
-
-    @property
-    def own_bytes(self) -> int | None:
-        """What the kernel is to hold it to."""
-        return None if self.memory_bytes is None else self.memory_bytes - self.lent_bytes
 
 
 class Cap(Struct, frozen=True):

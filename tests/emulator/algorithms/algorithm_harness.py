@@ -11,17 +11,22 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fleetbed.emulator import wire
-from fleetbed.emulator.algorithm import Algorithm, Arrival, Client, Context, Merged, Reply, Target
 from fleetbed.emulator.algorithms import load_method
-from fleetbed.emulator.bundle import Bundle
-from fleetbed.emulator.job import LocalJob
+from fleetbed.emulator.engine.replies import Flaw, flaw_in
+from fleetbed.emulator.engine.task import Task
+from fleetbed.emulator.method.algorithm import Algorithm, Arrival, Client, Context, Merged, Reply, Target
+from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.method.job import LocalJob
 from fleetbed.emulator.randomness import numpy_rng
+from fleetbed.emulator.wire import codec
+from fleetbed.emulator.wire.messages import Trained
 from fleetbed.models.base import Family, Index, InputSpec, Net
+from fleetbed.models.work import Work
 from fleetbed.profiles.experiment import AlgorithmChoice, Optimizer, Training
 
 torch.set_num_threads(1)
@@ -223,7 +228,7 @@ def advance(bed: Bed, method: Algorithm, so_far: Run, clients: Sequence[Client],
         reply = method.client(job, stage)
         assert (job.steps, job.samples) == (work.steps, work.steps * work.batch), "declared other work than it did"
         assert same(job.message, untouched), "the client changed what it was sent"
-        assert reply.message.first_not_finite() is None
+        assert flaw(method, client, stage, message, work, reply) is None
         sent = Bundle(dict(message.tensors), message.values)
         arrivals.append(Arrival(client=client, sent=sent, message=travelled(reply.message), weight=weight))
         replies.append(reply)
@@ -242,9 +247,43 @@ def advance(bed: Bed, method: Algorithm, so_far: Run, clients: Sequence[Client],
     so_far.merged.append(merged)
 
 
+def flaw(
+    method: Algorithm, client: Client, stage: str, sent: Bundle, work: Work, reply: Reply, **meters: Any
+) -> Flaw | None:
+    """What the server would say of a reply that comes with these `meters`."""
+    task = Task(
+        number=0,
+        client=client.number,
+        variant=client.variant,
+        round=1,
+        stage=stage,
+        base_version=0,
+        kept=None,
+        cap_bytes=0,
+        dispatched_s=0.0,
+        host_queued_s=0.0,
+        declared_steps=work.steps,
+        declared_samples=work.steps * work.batch,
+    )
+    answer = Trained(
+        task=0,
+        keep=None,
+        metrics=reply.metrics,
+        steps=work.steps,
+        samples=work.steps * work.batch,
+        seconds=0.0,
+        cpu_s=0.0,
+        throttled_s=None,
+        peak_bytes=None,
+        anon_bytes=None,
+    )
+    answer = msgspec.structs.replace(answer, **meters)
+    return flaw_in(method, task, client, sent, answer, travelled(reply.message))
+
+
 def travelled(bundle: Bundle) -> Bundle:
     """As it arrives at the other side of a wire."""
-    return wire.unpack([bytes(frame) for frame in wire.pack(bundle)])
+    return codec.unpack([bytes(frame) for frame in codec.pack(bundle)])
 
 
 def frozen(bundle: Bundle) -> Bundle:

@@ -21,11 +21,11 @@ from algorithm_harness import (
 from torch import Tensor
 from torch.nn import functional as F
 
-from fleetbed.emulator.algorithm import Algorithm, Arrival, Client
 from fleetbed.emulator.algorithms import load_algorithm
-from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.method.algorithm import Algorithm, Arrival, Client
+from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.models.base import InputSpec
-from fleetbed.models.families import family
+from fleetbed.models.families.lookup import family
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Training
 

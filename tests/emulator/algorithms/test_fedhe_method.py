@@ -18,9 +18,9 @@ from algorithm_harness import (
 )
 from torch.nn import functional as F
 
-from fleetbed.emulator.algorithm import Arrival
 from fleetbed.emulator.algorithms.fedhe import logit_loss
-from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.method.algorithm import Arrival
+from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.models.base import InputSpec
 from fleetbed.profiles.experiment import Training
 

@@ -21,9 +21,9 @@ from algorithm_harness import (
 from torch import Tensor
 from torch.nn import functional as F
 
-from fleetbed.emulator.algorithm import Arrival
-from fleetbed.emulator.algorithms._alignment import Alignment, cka, gram
-from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.method.algorithm import Arrival
+from fleetbed.emulator.method.alignment import Alignment, cka, gram, gram_of, representations
+from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.models.base import InputSpec
 from fleetbed.models.work import Pass
 from fleetbed.profiles.errors import BadInput
@@ -122,8 +122,9 @@ def hetero(**params: object) -> tuple[Bed, object]:
     return bed, bed.method("fedhenn", **{"rad": 12, "eta": 0.5, **params})
 
 
-def features_of(bed: Bed, variant: str, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-    net = bed.family.build(variant, SPEC).eval()
+def features_of(bed: Bed, variant: str, tensors: dict[str, Tensor], x: Tensor, *, running: bool = False) -> Tensor:
+    """By the batch's own statistics: these nets have no dropout, so training mode differs in nothing else."""
+    net = bed.family.build(variant, SPEC).train(not running)
     net.load_state_dict(tensors)
     with torch.no_grad():
         return net.features(x)
@@ -252,7 +253,7 @@ def test_alignment_brings_representations_nearer() -> None:
 
 
 def test_a_diverged_client_is_left_out_of_the_mean() -> None:
-    bed, method = hetero()
+    bed, method = hetero(statistics="running")  # the batch's would hide it
     state = method.setup()
     arrivals = []
     for client in bed.context.clients:
@@ -263,7 +264,7 @@ def test_a_diverged_client_is_left_out_of_the_mean() -> None:
     merged = method.merge(state, arrivals, "train", 1)
     assert torch.isfinite(merged.state.tensors["gram"]).all()
     assert merged.metrics["grams_refused"] == 1
-    a = features_of(bed, "thin", bed.context.initial("thin"), merged.state.tensors["rad"])
+    a = features_of(bed, "thin", bed.context.initial("thin"), merged.state.tensors["rad"], running=True)
     torch.testing.assert_close(merged.state.tensors["gram"], a @ a.T)  # both others are the initial thin model
     none = method.merge(state, arrivals[1:2], "train", 1)
     assert none.metrics["grams_refused"] == 1
@@ -333,6 +334,44 @@ def test_what_it_cannot_do_is_said() -> None:
     assert bed.method("fedhenn").needs.policies_why
 
 
+@pytest.mark.parametrize("statistics", ["batch", "running"])
+@pytest.mark.parametrize("rad", [12, 70, 200])
+def test_a_model_is_at_no_distance_from_itself(statistics: str, rad: int) -> None:
+    """Both grams are made in the same way: with dropout and batch norm too, whatever mode the model is in."""
+    params = Alignment(rad=rad, statistics=statistics)
+    net = ToyDropout(None).build("three", SPEC).train()
+    for _ in range(3):
+        net(torch.randn(8, *SPEC.shape))  # the running statistics are no longer those of a fresh model
+    x = torch.randn(rad, *SPEC.shape)
+    before = {name: t.clone() for name, t in net.state_dict().items()}
+    own = gram(representations(net, x, params), params)
+    torch.testing.assert_close(cka(gram_of(net, x, params), own), torch.ones(()), rtol=0, atol=1e-5)
+    assert net.training
+    assert equal(before, dict(net.state_dict()))  # the RAD is not the client's data
+    other = gram_of(net, x, Alignment(rad=rad, statistics="running" if statistics == "batch" else "batch"))
+    assert cka(other, own) < 0.999  # it does matter which statistics
+
+
+def test_with_a_part_of_the_rad_at_a_time_both_grams_are_of_as_many() -> None:
+    params = Alignment(rad=30, rad_batch=10)
+    net = ToyDepth(None).build("two", SPEC)
+    x = torch.randn(30, *SPEC.shape)
+    parts = torch.cat([representations(net, part, params) for part in x.split(10)])
+    torch.testing.assert_close(gram_of(net, x, params), gram(parts, params).detach())
+
+
+@pytest.mark.parametrize("name", ["fedhenn", "fedhenn_homo"])
+def test_the_last_round_may_have_epochs_of_its_own(name: str) -> None:
+    bed = Bed(ToyDepth(None), ["two"] * 2, samples=24, public=20, rounds=3)
+    method = bed.method(name, rad=10, last_epochs=4)
+    so_far = run(bed, method, 2)
+    client = bed.context.clients[0]
+    assert method.work(method.setup(), client, "train").steps == 3
+    assert method.work(so_far.state, client, "train").steps == 12
+    assert method.heaviest(method.setup(), client).steps == 12
+    run(bed, method, 3)  # the bed holds it to what it declares
+
+
 # homogeneous
 
 
@@ -381,8 +420,27 @@ def test_homo_evaluates_the_global_model_and_the_personal_ones() -> None:
     overall, *own = method.targets(so_far.state)
     assert (overall.name, overall.local, len(own)) == ("global", False, 3)
     assert all(t.local for t in own)
+    assert bed.method("fedhenn").needs.reported == bed.method("fedhenn_homo").needs.reported == "personal-own"
     assert equal(tensors_of(bed, own[2], so_far), so_far.replies[1][2].message.tensors)
     assert equal(tensors_of(bed, overall, so_far), {n: t for n, t in so_far.state.tensors.items() if "/" not in n})
+
+
+@pytest.mark.parametrize("weighting", ["samples", "clients"])
+def test_homo_may_end_with_the_mean_over_all_clients(weighting: str) -> None:
+    """The last line of Algorithm 1, by hand; training goes on from the mean over the round's clients."""
+    bed, method = homo(final_average=True, weighting=weighting)
+    sampled = [[0, 1], [2], [1]]
+    so_far, plain = run(bed, method, 3, sampled=sampled), run(bed, homo(weighting=weighting)[1], 3, sampled=sampled)
+    newest = [so_far.replies[0][0], so_far.replies[2][0], so_far.replies[1][0]]
+    omegas = [16, 24, 32] if weighting == "samples" else [1, 1, 1]
+    shown = method.targets(so_far.state)[0].tensors
+    assert shown is not None
+    for name, t in shown.items():
+        parts = [reply.message.tensors[name] for reply in newest]
+        if t.is_floating_point():
+            mean = sum(o * part.double() for o, part in zip(omegas, parts, strict=True)) / sum(omegas)
+            torch.testing.assert_close(t.double(), mean, rtol=1e-5, atol=1e-6)
+    assert equal(*({n: t for n, t in r.state.tensors.items() if "/" not in n} for r in (so_far, plain)))
 
 
 def test_homo_needs_one_variant() -> None:

@@ -24,12 +24,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fleetbed.emulator.algorithm import Client
-from fleetbed.emulator.algorithms._features import noisy, projected
-from fleetbed.emulator.algorithms._local import foreign_batch
-from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.method.algorithm import Client
+from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.method.features import noisy, projected
+from fleetbed.emulator.method.local_training import foreign_batch
 from fleetbed.models.base import InputSpec
-from fleetbed.models.families import family
+from fleetbed.models.families.lookup import family
 from fleetbed.models.work import Pass
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Training

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fleetbed.emulator.algorithm import Arrival, Client
 from fleetbed.emulator.algorithms.inco import Params, cross_layer
-from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.method.algorithm import Arrival, Client
+from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.models.base import InputSpec
-from fleetbed.models.families import family
+from fleetbed.models.families.lookup import family
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Training
 
@@ -212,9 +212,19 @@ def test_it_adds_no_byte_and_leaves_the_client_alone(base: str) -> None:
     assert bed.method("inco", base=base).heaviest(first, client) == bed.method(base).heaviest(first, client)
 
 
-def test_where_there_is_nothing_to_cross_it_is_its_base() -> None:
-    bed = resnet_bed("resnet10", "resnet10")
-    assert same(run(bed, bed.method("inco"), 2).state, run(bed, bed.method("heteroavg"), 2).state)
+@pytest.mark.parametrize("base", ["heteroavg", "fedavg"])
+def test_where_there_is_nothing_to_cross_it_is_refused(base: str) -> None:
+    with pytest.raises(BadInput, match=r"the variants in use \(resnet10\) have one block .* would change nothing"):
+        resnet_bed("resnet10", "resnet10").method("inco", base=base).check()
+    resnet_bed("resnet10", "resnet14").method("inco", base=base).check()
+
+
+@pytest.mark.parametrize("params", [{"version": "v1"}, {"aggregation": "ends"}])
+def test_over_a_base_that_keeps_the_intermediate_layers_to_the_clients_it_is_refused(params: dict[str, str]) -> None:
+    bed = resnet_bed("resnet18", "resnet26")
+    with pytest.raises(BadInput, match=r"inco would change nothing: set base_params\.aggregation to layerwise"):
+        bed.method("inco", base="fedin", base_params=params).check()
+    bed.method("inco", base="fedin", base_params={"version": "v1", "aggregation": "layerwise"}).check()
 
 
 def test_a_client_that_steps_down_does_so_in_the_base_too() -> None:
@@ -250,6 +260,8 @@ def test_deltas_can_be_scaled_first() -> None:
 
 def test_what_it_cannot_do_is_said() -> None:
     bed = resnet_bed("resnet26")
+    with pytest.raises(BadInput, match=r"both params\.delta_scale and params\.base_params\.delta_scale"):
+        bed.method("inco", delta_scale=0.2, base_params={"delta_scale": 0.2})
     with pytest.raises(BadInput, match=r"params\.base of inco is fedhe, which does not average weights"):
         bed.method("inco", base="fedhe")
     with pytest.raises(BadInput, match="ablations"):

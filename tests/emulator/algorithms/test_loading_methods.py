@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from algorithm_harness import Bed, ToyDepth
 
-from fleetbed.emulator.algorithm import Algorithm
 from fleetbed.emulator.algorithms import load_algorithm, load_method, names, read_params
+from fleetbed.emulator.method.algorithm import Algorithm
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import AlgorithmChoice
 
@@ -65,7 +65,7 @@ def test_what_is_no_method_is_not_loaded(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
-        ("heteroprox", {"mu": -1}, r"algorithms\.0\.params\.mu is -1, but a number of at least 0 is needed"),
+        ("heteroprox", {"mu": -1}, r"algorithms\.0\.params\.mu is -1, but a number from 0 to 1e12 is needed"),
         ("heteroprox", {"mu": "big"}, r"algorithms\.0\.params\.mu is .*big.*, but a number"),
         ("heteroprox", {"mi": 1}, r"algorithms\.0\.params\.mi: there is no key 'mi'; did you mean mu"),
         ("fedin", {"lamda": 1}, r"algorithms\.0\.params\.lamda: there is no key 'lamda'; did you mean lambda"),
@@ -97,7 +97,7 @@ def test_a_method_comes_by_entry_point(tmp_path: Path, monkeypatch: pytest.Monke
     assert names()["elsewhere"] == "from elsewhere"
     bed = Bed(ToyDepth(None), ["one"])
     assert load_method(AlgorithmChoice(name="elsewhere"), bed.context).setup().tensors
-    with pytest.raises(BadInput, match=r"hollow.* has no Method"):
+    with pytest.raises(BadInput, match=r"hollow.* has no Params"):
         load_algorithm("hollow")
     with pytest.raises(BadInput, match=r"nowhere_at_all.* cannot be imported"):
         load_algorithm("missing")

@@ -10,13 +10,24 @@ from msgspec import Struct
 from torch import Tensor
 from torch.nn import functional as F
 
-from fleetbed.emulator.algorithm import Algorithm, Arrival, Client, Job, Merged, Needs, Reply, Target
-from fleetbed.emulator.algorithms._averaging import Averaging
-from fleetbed.emulator.algorithms._local import cross_entropy_step, keep_model, own_targets, own_tensors, train
-from fleetbed.emulator.bundle import Bundle, prefixed
-from fleetbed.emulator.optimizers import Stepper
+from fleetbed.emulator.method.algorithm import (
+    Algorithm,
+    Arrival,
+    Client,
+    Expected,
+    Job,
+    Merged,
+    Needs,
+    Reply,
+    Target,
+    like,
+)
+from fleetbed.emulator.method.averaging import Averaging
+from fleetbed.emulator.method.bundle import Bundle, prefixed
+from fleetbed.emulator.method.local_training import cross_entropy_step, keep_model, own_targets, own_tensors, train
+from fleetbed.emulator.method.optimizers import Stepper
+from fleetbed.emulator.method.schedule import steps_of
 from fleetbed.emulator.randomness import derive
-from fleetbed.emulator.schedule import steps_of
 from fleetbed.models.base import Net
 from fleetbed.models.work import Pass, Work
 from fleetbed.profiles.experiment import Training
@@ -62,6 +73,9 @@ class Scaffold(Averaging):
         change = {n: c_plus[n] - c_i[n] for n in c}
         message = Bundle({**model.state_dict(), **prefixed("c/", change)})
         return Reply(message=message, keep=Bundle(c_plus), metrics=metrics)
+
+    def expects(self, client: Client, stage: str, sent: Bundle) -> Expected | None:
+        return Expected(tensors=like(sent.tensors))  # a change of c for each c
 
     def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
         merged = super().merge(state, arrivals, stage, version)

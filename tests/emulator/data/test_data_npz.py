@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from generated import bomb
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fleetbed.emulator.data.npz import read_npz
-from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.errors import BadInput, HostCannot
 
 Arrays = dict[str, Any]
 Save = Callable[..., str]
@@ -114,13 +116,13 @@ def test_pickled_objects_are_refused_unopened(arrays: Arrays, save: Save, tmp_pa
     assert "pickled Python objects, which are never loaded" in refused(save(arrays))
     bare = tmp_path / "bare.npz"
     bare.write_bytes(pickle.dumps(Trap()))
-    assert "pickled Python objects, which are never loaded" in refused(bare)
+    assert "cannot be read as an .npz" in refused(bare)
     assert not (tmp_path / "sprung").exists()
 
 
 def test_files_that_are_something_else_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "own.npz"
-    assert "there is no file" in refused(path)
+    assert "does not exist" in refused(path)
     path.write_bytes(b"")
     assert "cannot be read as an .npz" in refused(path)
     with path.open("wb") as file:
@@ -205,3 +207,49 @@ def test_any_arrays_give_sound_data_or_a_refusal(tmp_path: Path, arrays: Arrays)
         return
     assert raw.classes >= 2
     assert len(raw.x["train"]) == len(raw.y["train"]) > 0
+
+
+def npy(header: str, body: bytes = b"") -> bytes:
+    header += " " * (63 - (len(header) + 10) % 64) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + body
+
+
+@pytest.mark.parametrize("descr", ["'|u1'", "'<U0'", "'<f8'", "'<U99999999'", "[('a', '<i4')]"])
+@pytest.mark.parametrize("shape", ["(1000000000000,)", "(2, 10, 10)", "(5,)", "()", "(10, 1000000000000)"])
+def test_a_header_that_promises_what_is_not_there(tmp_path: Path, descr: str, shape: str) -> None:
+    path = tmp_path / "own.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}"
+        archive.writestr("x_train.npy", npy(text, b"\0" * 77))
+    assert "its header says" in refused(path)
+
+
+def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "own.npz"
+    bomb(path)
+    before_s = time.process_time()
+    assert "would unpack to 12288 MiB, more than 100 times as much" in refused(path)
+    assert time.process_time() - before_s < 5
+    with zipfile.ZipFile(path, "w") as archive:  # not packed at all, but larger than the memory
+        archive.writestr("x_train.npy", b"")
+        info = archive.getinfo("x_train.npy")
+        info.file_size = info.compress_size = 4 << 40
+    with pytest.raises(HostCannot, match="of memory are free"):
+        read_npz(path)
+
+
+def test_an_array_that_is_there_twice_or_packed_otherwise(tmp_path: Path, arrays: Arrays, save: Save) -> None:
+    path = tmp_path / "twice.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("y_train.npy", b"")
+        archive.writestr("y_train", b"")
+    assert "y_train is there twice" in refused(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("y_train.npy", b"1")
+    assert "packed in a way that numpy does not write" in refused(path)
+
+
+def test_more_classes_than_can_be(arrays: Arrays, save: Save) -> None:
+    arrays["x_train"], arrays["y_train"] = np.zeros((10_001, 1, 1), np.uint8), np.arange(10_001)
+    arrays["x_test"] = np.zeros((12, 1, 1), np.uint8)
+    assert "at most 10000 classes are possible" in refused(save(arrays))

@@ -165,8 +165,8 @@ def test_shards_of_unequal_classes_differ_by_one_sample() -> None:
         (2, 0, {"kind": "shards"}, "4 shards, which 10 classes cannot share evenly"),
         (10, 0, {"kind": "shards", "classes_per_client": 11}, "is 11; the data has 10 classes"),
         (10, 0, {"kind": "file"}, "data.partition.file is not given"),
-        (10, 0, {"kind": "file", "file": "no/such.json"}, "there is no file no/such.json"),
-        (10, 0, {"kind": "file", "file": "/"}, "cannot be read: Is a directory"),
+        (10, 0, {"kind": "file", "file": "no/such.json"}, "no/such.json does not exist"),
+        (10, 0, {"kind": "file", "file": "/"}, "is a folder, but the path of a partition file is needed"),
     ],
 )
 def test_what_cannot_be_is_refused(clients: int, public: int, settings: dict[str, Any], words: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,9 +217,66 @@ def test_settings_for_images_are_refused_for_texts(save: Save, change: Arrays) -
     [
         ("fashion-mnst", "there is no data set 'fashion-mnst'; did you mean fashion-mnist or fashion-mini"),
         ("zzz", "allowed are cifar10, cifar100, fashion-mini, fashion-mnist, mnist, svhn"),
-        ("no/such.npz", "there is no file no/such.npz"),
+        ("no/such.npz", "no/such.npz does not exist: give the path of an .npz file"),
     ],
 )
 def test_an_unknown_name_is_refused_with_what_is_known(name: str, words: str) -> None:
     with pytest.raises(BadInput, match="data.name.*" + words):
         prepare(Data(name=name))
+
+
+def test_another_file_of_the_same_size_and_time_is_noticed(arrays: Arrays, save: Save) -> None:
+    path = Path(save(arrays))
+    then = path.stat()
+    first = prepare(Data(name=str(path)))
+    arrays["x_train"] = 255 - arrays["x_train"]
+    other = Path(save(arrays, "other.npz"))
+    os.utime(other, ns=(then.st_atime_ns, then.st_mtime_ns))
+    other.replace(path)  # as an archive is unpacked
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (then.st_size, then.st_mtime_ns)
+    second = prepare(Data(name=str(path)))
+    assert first != second
+    np.testing.assert_array_equal(loaded(second, "x_train"), arrays["x_train"].transpose(0, 3, 1, 2))
+
+
+def test_a_file_that_was_written_over_in_place_is_noticed(arrays: Arrays, save: Save) -> None:
+    path = Path(save(arrays))
+    then, content = path.stat(), bytearray(path.read_bytes())
+    first = prepare(Data(name=str(path)))
+    with path.open("r+b") as file:
+        file.seek(content.index(b"NUMPY") + 500)
+        file.write(bytes(byte ^ 255 for byte in content[file.tell() : file.tell() + 8]))
+    os.utime(path, ns=(then.st_atime_ns, then.st_mtime_ns))
+    assert path.stat().st_ino == then.st_ino
+    with contextlib.suppress(BadInput):  # the archive's own checksum may tell before
+        assert prepare(Data(name=str(path))) != first
+
+
+def test_the_same_data_elsewhere_is_prepared_once(arrays: Arrays, save: Save) -> None:
+    first = prepare(Data(name=save(arrays)))
+    moved = Path(save(arrays, "own.npz")).with_name("moved")
+    moved.mkdir()
+    copy = moved / "own.npz"
+    copy.write_bytes(Path(save(arrays)).read_bytes())
+    assert prepare(Data(name=str(copy))) == first
+
+
+def test_a_name_as_long_as_can_be(arrays: Arrays, save: Save) -> None:
+    assert prepare(Data(name=save(arrays, "x" * 250 + ".npz"))).is_dir()
+
+
+def test_images_that_find_no_room(arrays: Arrays, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(arrays)
+    monkeypatch.setattr("fleetbed.emulator.machine.host.available_bytes", lambda: 100 << 20)
+    with pytest.raises(HostCannot, match="42 images of 3145728 bytes are 126 MiB, more than half of the 100 MiB"):
+        prepare(Data(name=path, image_size=1024))
+
+
+def test_a_huge_file_of_nothing_is_not_even_hashed(tmp_path: Path) -> None:
+    path = tmp_path / "own.npz"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    begun_s = time.process_time()
+    with pytest.raises(BadInput, match=r"cannot be read as an \.npz"):
+        prepare(Data(name=str(path)))
+    assert time.process_time() - begun_s < 5

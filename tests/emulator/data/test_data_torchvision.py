@@ -14,7 +14,7 @@ import torch
 
 from fleetbed.emulator.data import open_dataset, prepare
 from fleetbed.emulator.data.torchvision_sets import KNOWN
-from fleetbed.models.vision import torchvision
+from fleetbed.models.families.vision import torchvision
 from fleetbed.profiles.errors import BadInput, HostCannot
 from fleetbed.profiles.experiment import Data
 

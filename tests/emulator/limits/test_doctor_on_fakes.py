@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fleetbed.emulator.calibration import Store
-from fleetbed.emulator.doctor import Knob, enabling_command, examine
+from fleetbed.emulator.checks.doctor import Knob, enabling_command, examine
 from fleetbed.emulator.limits.cgroup import Place
 from fleetbed.emulator.limits.gpu import Card
+from fleetbed.emulator.machine.calibration import Store
 
 
 class NoCard:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fleetbed.emulator.limits import GpuPlan, LimitPlan, best_limits
-from fleetbed.emulator.limits.gpu import Card, GpuKnob, Hardware
+from fleetbed.emulator.limits.gpu import Card, GpuKnob, Hardware, card_names
 
 PLAN = GpuPlan(share=0.25, memory_bytes=2 * 2**30)
 WHOLE = Card(multiprocessors=80, memory_bytes=16 * 2**30)
@@ -96,8 +96,18 @@ class FakeNvml:
     class Process:
         pid, usedGpuMemory = 123, 456
 
+    lost = False
+
     def __init__(self, power: int | None) -> None:
         self._power = power
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        if self.lost:
+            raise self.NVMLError("GPU is lost")
+        return f"card {handle}"
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
@@ -119,8 +129,17 @@ def test_meters(monkeypatch: pytest.MonkeyPatch, milliwatts: int | None, watts: 
     assert Hardware().memory_bytes(0, 999) is None
 
 
+def test_cards_are_recorded_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeNvml(None)
+    monkeypatch.setattr("fleetbed.emulator.limits.gpu._nvml", lambda: fake)
+    assert card_names() == "card 0, card 1"
+    fake.lost = True
+    assert card_names() == "unknown: GPU is lost"
+
+
 def test_no_driver_is_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleetbed.emulator.limits.gpu._nvml", lambda: None)
+    assert card_names() is None
     assert Hardware().card(0) is None
     assert Hardware().power_w(0) is None
 

@@ -1,12 +1,8 @@
 from __future__ import annotations
 
 import os
-import shutil
-import socket
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -57,14 +53,3 @@ def test_what_others_made_is_not_ours_to_judge() -> None:
 
 def test_a_run_name_cannot_leave_its_folder() -> None:
     assert "/" not in folder_name("../../etc")
-
-
-@pytest.mark.parametrize("letter", ["x", "ß"])
-def test_a_socket_fits_into_the_folder_of_the_longest_run_name(letter: str) -> None:
-    folder = Path(tempfile.gettempdir()) / folder_name(f"{60 * letter}-{60 * letter}-1234567890")
-    folder.mkdir()
-    try:
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(folder / "broker"))
-    finally:
-        shutil.rmtree(folder)

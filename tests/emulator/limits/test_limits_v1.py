@@ -36,16 +36,6 @@ def test_limits_are_written_and_read_back(v1_host: Any) -> None:
     assert not list(v1_host.own.glob("fleetbed-*"))
 
 
-def test_what_is_lent_is_taken_off_the_limit_and_counted_to_the_cap(v1_host: Any) -> None:
-    plan = LimitPlan("client-007", memory_bytes=100 * 2**20, lent_bytes=40 * 2**20)
-    (memory,) = best_limits("r", v1_host.proc).create(plan).caps()
-    (leaf,) = v1_host.own.glob("fleetbed-*/client-007")
-    assert int((leaf / "memory.limit_in_bytes").read_text()) == with_headroom(60 * 2**20)
-    assert (memory.status, memory.asked) == ("enforced", 100 * 2**20)
-    assert memory.got == with_headroom(60 * 2**20) + 40 * 2**20
-    assert memory.note.endswith("; 40 MiB of it are lent while it trains")
-
-
 def test_swap_is_limited_with_the_memory(v1_host: Any) -> None:
     v1_host.kernel.files["memory.memsw.limit_in_bytes"] = "9223372036854771712"
     group = best_limits("r", v1_host.proc).create(PLAN)

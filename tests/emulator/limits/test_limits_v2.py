@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
-from fleetbed.emulator.limits import LimitPlan, best_limits
+from fleetbed.emulator.limits import LimitPlan, best_limits, clean_leftovers
 from fleetbed.emulator.limits.plan import with_headroom
 
 PLAN = LimitPlan("client-007", memory_bytes=100_000_000, cpu_cores=0.25)
@@ -30,6 +30,16 @@ def test_processes_make_way_for_the_groups_and_come_back(v2_host: Any) -> None:
     assert (v2_host.own / "fleetbed-host/cgroup.procs").read_text().split() == [str(os.getpid())]
     assert (v2_host.own / "cgroup.subtree_control").read_text() == "cpu memory"
     limits.close()
+    assert (v2_host.own / "cgroup.procs").read_text().split() == [str(os.getpid())]
+    assert (v2_host.own / "cgroup.subtree_control").read_text() == ""
+    assert [path for path in v2_host.own.iterdir() if path.is_dir()] == []
+
+
+def test_what_a_killed_run_left_is_undone_as_if_it_had_ended(v2_host: Any) -> None:
+    best_limits("r", v2_host.proc).create(PLAN)
+    (v2_host.proc / f"{os.getpid()}/stat").unlink()  # as if we had died
+    (cleaned,) = clean_leftovers(v2_host.proc)
+    assert cleaned.startswith(str(v2_host.own / "fleetbed-"))
     assert (v2_host.own / "cgroup.procs").read_text().split() == [str(os.getpid())]
     assert (v2_host.own / "cgroup.subtree_control").read_text() == ""
     assert [path for path in v2_host.own.iterdir() if path.is_dir()] == []

@@ -1,0 +1,113 @@
+"""Measure what a client's memory grows to; run as a module with the address of a socket, it reads a case a line.
+
+Each case has a zygote of its own, which forks a worker into a memory group. Both are those of a run and the worker runs
+a method of a run, on data made up for the case.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from fleetbed.emulator.algorithms import load_method
+from fleetbed.emulator.data import Dataset, Split
+from fleetbed.emulator.data.store import Meta
+from fleetbed.emulator.limits import Group, LimitPlan, best_limits
+from fleetbed.emulator.method.algorithm import Client, Context
+from fleetbed.emulator.processes.forking import die_with, keep_what_steps_free, ready_to_fork, run_in_fork, warm
+from fleetbed.emulator.processes.task_runner import TaskRunner
+from fleetbed.emulator.processes.worker import serve
+from fleetbed.models.base import InputSpec
+from fleetbed.models.families.lookup import family
+from fleetbed.profiles.experiment import AlgorithmChoice, Optimizer, Training
+
+STEPS = 4  # the optimiser's state is there from the second on, and the allocator has settled
+
+
+class Case(Struct, frozen=True):
+    """A variant that is trained as plain averaging of weights does it."""
+
+    family: str
+    variant: str
+    spec: InputSpec
+    batch: int
+    optimizer: Optimizer
+
+
+def workplace(case: Case) -> TaskRunner:
+    samples = STEPS * case.batch
+    context = Context(
+        seed=0,
+        spec=case.spec,
+        family=family(case.family),
+        clients=(Client(0, case.variant, samples),),
+        training=Training(batch=case.batch, optimizer=case.optimizer),
+        rounds=1,
+    )
+    rows = np.arange(samples)
+    return TaskRunner(
+        folder=Path(),
+        dataset=_dataset(case.spec, samples),
+        split=Split(train=(rows,), test=(rows,), public=rows[:0]),
+        context=context,
+        method=load_method(AlgorithmChoice(name="fedavg"), context),
+    )
+
+
+def _dataset(spec: InputSpec, samples: int) -> Dataset:
+    rng = np.random.default_rng(0)
+    x = rng.integers(spec.vocabulary or 256, size=(samples, *spec.shape)).astype(
+        np.uint16 if spec.vocabulary else np.uint8
+    )
+    y = rng.integers(spec.classes, size=samples)
+    meta = Meta(
+        source="made up",
+        key="",
+        classes=spec.classes,
+        shape=spec.shape,
+        vocabulary=spec.vocabulary,
+        mean=[],
+        std=[],
+        normalise=False,
+        augment=(),
+        files={},
+    )
+    return Dataset(meta, {"train": x, "test": x}, {"train": y, "test": y})
+
+
+def main() -> None:
+    address, shared = sys.argv[1], int(sys.argv[2])
+    die_with(os.getppid())
+    limits = best_limits("memory-check")
+    print(limits.backend, flush=True)
+    try:
+        for number, line in enumerate(sys.stdin):
+            group = limits.create(LimitPlan(f"case-{number}"))
+            run_in_fork(partial(_zygote, msgspec.json.decode(line, type=Case), address, shared, group))
+            group.remove()
+    finally:
+        limits.close()
+
+
+def _zygote(case: Case, address: str, shared: int, group: Group) -> None:
+    """As that of a run: what earlier cases left in the heap is not in the way of this one."""
+    here = workplace(case)
+    warm(here.warm_up)
+    keep_what_steps_free()
+    ready_to_fork()
+
+    def client() -> None:
+        group.join()
+        serve(here, "case", address, shared, group, one_task=True)
+
+    run_in_fork(client)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,375 @@
+"""The engine: one loop over the timeline that serves every policy and every method.
+
+Pop the head in device time; a compute event whose host work is not done blocks (only the head ever does); one that
+overran its plan is put back at its real end; `downloaded` starts compute, `computed` starts the upload, `uploaded`
+hands the result to the policy. What a task is sent is a snapshot taken when it is dispatched, so computing never
+waits for a merge.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from fleetbed.emulator.engine.dispatch import Dispatcher
+from fleetbed.emulator.engine.divergence import Divergence
+from fleetbed.emulator.engine.evaluation import Evaluations
+from fleetbed.emulator.engine.layout import Layout
+from fleetbed.emulator.engine.participant import Participant
+from fleetbed.emulator.engine.prepared import Prepared
+from fleetbed.emulator.engine.progress import Progress
+from fleetbed.emulator.engine.replies import Flaw, flaw_in
+from fleetbed.emulator.engine.server import Merge, Server
+from fleetbed.emulator.engine.task import Task, task_row
+from fleetbed.emulator.processes.executor import Executor, Outcome
+from fleetbed.emulator.records.records import Records
+from fleetbed.emulator.timeline.events import Event, Kind
+from fleetbed.emulator.timeline.policies import Decision
+from fleetbed.emulator.wire import codec
+from fleetbed.emulator.wire.messages import Trained
+from fleetbed.profiles.errors import FleetbedError
+
+#: so many tasks for each client in a row without a single result end the run: nothing will come of it
+MOST_FAILED_IN_A_ROW = 20
+
+
+class Engine:
+    def __init__(
+        self,
+        *,
+        layout: Layout,
+        prepared: Prepared,
+        executor: Executor,
+        evaluations: Evaluations,
+        records: Records,
+        progress: Progress,
+        checkpoint: Callable[[Progress], None],
+        tick: Callable[[], None],
+        started_s: float,
+        say: Callable[[str], None] = lambda _: None,
+        merge: Merge | None = None,
+    ) -> None:
+        self.config = layout.config
+        self.participants = prepared.participants
+        self._method = prepared.method
+        self._timing = prepared.timing
+        self.executor = executor
+        self._dispatcher = Dispatcher(layout, prepared, executor, progress)
+        self._divergence = Divergence(layout.config.experiment.training, records, say, self._host_s)
+        evaluations.on_diverged = self._divergence.of_model
+        merge = merge or prepared.method.merge
+        self._server = Server(layout, prepared, evaluations, records, progress, self._divergence, self._host_s, merge)
+        self._evaluations = evaluations
+        self._records = records
+        self._checkpoint = checkpoint
+        self._tick = tick
+        self.started_s = started_s
+        self._flaws: dict[int, Flaw] = {}  # why a reply will not be merged, by task
+        self._outcomes: dict[int, Outcome] = {}
+        self.progress = progress
+        self.last_arrival: int | None = None  # the client whose result came last, for whoever watches
+
+    # the loop
+
+    def run(self) -> None:
+        """From where the progress stands to the end of the experiment."""
+        p = self.progress
+        if p.policy.round == 0:
+            self._checkpoint(p)
+            self._server.evaluate(0)
+            self._open()
+        else:
+            self._take_up()
+        while not self._over() and (event := p.timeline.pop()) is not None:
+            self._handle(event)
+            self._tick()
+        if not self._over():
+            raise FleetbedError("nothing is left to wait for: no client can take part any more")
+        for task in list(p.tasks.values()):
+            self._give_up(task, "the run ended")
+        self._server.evaluate_last()
+        self._evaluations.collect(wait=True)
+
+    def _take_up(self) -> None:
+        """After a checkpoint: what was under way is done again, results included, since none are stored."""
+        p = self.progress
+        self._server.evaluate_again()
+        for task in p.tasks.values():
+            self._dispatcher.submit(task, codec.pack(p.sent[task.number]))
+        for task in p.tasks.values():
+            if task.compute_end_s is not None:
+                self._take_again(task, self.executor.wait(task.number))
+            if task.outcome:  # its row was taken back together with those that will happen again
+                self._write(task)
+
+    def _take_again(self, task: Task, outcome: Outcome) -> None:
+        """The reply of a task that was computed before the checkpoint; it must be as good as it was then."""
+        problem = "" if outcome.kind == "ok" else outcome.detail
+        if not problem:
+            try:
+                self._take_reply(task, outcome)
+            except codec.WireError as error:
+                problem = str(error)
+        if not problem and task.outcome == "ok" and task.number in self._flaws:
+            problem = self._flaws[task.number].detail
+        if problem:
+            raise FleetbedError(
+                f"task {task.number} succeeded before and failed now: {problem}; if the host caused this, fix it and "
+                f"resume again, nothing that was merged is lost"
+            )
+
+    def _over(self) -> bool:
+        experiment, p = self.config.experiment, self.progress
+        limit_s = experiment.device_time_limit_s
+        return p.policy.round > experiment.rounds or (limit_s is not None and p.timeline.now_s >= limit_s)
+
+    def _handle(self, event: Event) -> None:
+        p = self.progress
+        if event.kind is Kind.SERVER_DONE:
+            self._server_done()
+            return
+        if event.kind is Kind.TIMER:
+            self._carry_out(p.policy.timer(event.task))
+            return
+        if event.kind in (Kind.CAME, Kind.LEFT):
+            self._came_or_left(event)
+            return
+        if event.kind is Kind.RATE:
+            self._dispatcher.change_rate(event)
+            return
+        task = p.tasks[event.task]
+        if event.kind is Kind.DOWNLOADED:
+            task.downloaded_s = task.compute_start_s = event.time_s
+            p.timeline.add(Event(event.time_s + task.plan_s, Kind.COMPUTED, task.client, task.number))
+            for follows in p.availability.starts(task.client, task.number, event.time_s, task.plan_s):
+                p.timeline.add(follows)
+        elif event.kind is Kind.COMPUTED:
+            self._computed(task)
+        elif event.kind is Kind.UPLOADED:
+            self._uploaded(task)
+
+    def _came_or_left(self, event: Event) -> None:
+        p = self.progress
+        for follows in p.availability.changed(event):
+            p.timeline.add(follows)
+        if event.client in p.availability.away:
+            for task in [t for t in p.tasks.values() if t.client == event.client and t.outcome == ""]:
+                self._stop(task)
+                self._end(task, "offline", "it left before its result had arrived")
+        else:
+            p.free_since[event.client] = event.time_s
+            self._carry_out(p.policy.on_client_available(self._idle(), self._away()))
+
+    # a task's life
+
+    def _invite(self, client: int) -> None:
+        if client not in self.progress.availability.away:
+            self._dispatcher.dispatch(client, self._host_s())
+            return
+        self._end(self._dispatcher.miss(client, self._host_s()), "offline", "it was away when it was invited")
+
+    def _computed(self, task: Task) -> None:
+        outcome = self._outcomes.get(task.number) or self.executor.wait(task.number)
+        if outcome.kind == "host":
+            name = self.participants[task.client].spec.name
+            raise FleetbedError(
+                f"this host could not carry out task {task.number} of client {name}: {outcome.detail}; mend that and "
+                f"continue with --resume, nothing that was merged is lost"
+            )
+        kind, detail = self._timing.failure(task.number) or (outcome.kind, outcome.detail)
+        task.host_start_s = self._since_start(outcome.host_start_s)
+        task.host_end_s = self._since_start(outcome.host_end_s)
+        now_s = self.progress.timeline.now_s
+        if kind != "ok":
+            self._stop_computing(task)
+            self._end(task, kind, detail)
+            return
+        assert isinstance(outcome.answer, Trained)
+        measured_s = self._timing.measured_s(task, outcome.answer)
+        if measured_s is not None and task.compute_start_s is not None:
+            if task.number not in self._outcomes:  # else it is back at its real end
+                self._timing.learn(task, outcome.answer)
+            if measured_s > (task.measured_s or 0.0):  # else it is done again
+                task.measured_s = measured_s
+                task.overrun = measured_s / task.plan_s if task.plan_s else None
+            if task.compute_start_s + measured_s > now_s:  # it overran its plan: put back at its real end
+                self._outcomes[task.number] = outcome
+                end_s = task.compute_start_s + measured_s
+                self.progress.timeline.add(Event(end_s, Kind.COMPUTED, task.client, task.number))
+                return
+        self._outcomes.pop(task.number, None)
+        self._stop_computing(task)
+        task.take(outcome.answer)
+        try:
+            self._take_reply(task, outcome)
+        except codec.WireError as error:
+            self._end(task, "refused", f"sent an invalid message: {error}")
+            return
+        task.bytes_up = codec.size_of(outcome.frames)
+        self._dispatcher.transfer(Kind.UPLOADED, task, task.bytes_up)
+
+    def _take_reply(self, task: Task, outcome: Outcome) -> None:
+        assert isinstance(outcome.answer, Trained)
+        message = self._server.replies[task.number] = codec.unpack(outcome.frames)
+        client, sent = self.participants[task.client].client, self.progress.sent[task.number]
+        flaw = flaw_in(self._method, task, client, sent, outcome.answer, message)
+        if flaw is not None:
+            self._flaws[task.number] = flaw
+
+    def _stop_computing(self, task: Task) -> None:
+        now_s = self.progress.timeline.now_s
+        assert task.compute_start_s is not None
+        task.compute_end_s = now_s
+        self.progress.availability.worked(task.client, now_s, now_s - task.compute_start_s)
+
+    def _uploaded(self, task: Task) -> None:
+        task.uploaded_s = self.progress.timeline.now_s
+        self.last_arrival = task.client
+        flaw = self._flaws.get(task.number)
+        if flaw is None:
+            self._end(task, "ok", "")
+        else:
+            self._end(task, *flaw)
+
+    def _end(self, task: Task, outcome: str, detail: str) -> None:
+        """A task's one outcome; the policy decides what follows from it."""
+        task.outcome, task.detail = outcome, detail
+        if task.ended_s is None:
+            self._finish(task)
+        self._write(task)
+        diverged = outcome == "diverged"
+        if outcome != "ok":
+            self._forget(task)
+            if not diverged:  # which is a result too
+                self._count_failed()
+        if outcome == "oom":
+            self._step_down(self.participants[task.client], detail)
+        if diverged:
+            who = self.participants[task.client].spec
+            text = f"client {who.name} ({who.kind}) in round {task.round}: {detail}"
+            self._divergence.of_client(text, self.progress.timeline.now_s)
+        decision = self.progress.policy.ended(
+            task.number, task.client, ok=outcome == "ok", idle=self._idle(), diverged=diverged
+        )
+        self._carry_out(decision)
+
+    def _step_down(self, who: Participant, detail: str) -> None:
+        """A client that ran out of memory comes back with the next smaller variant, or not at all."""
+        failed = f"client {who.spec.name} ({who.spec.kind}) ran out of memory with {who.client.variant}"
+        if not self._timing.steps_down:
+            raise FleetbedError(
+                f"{failed}, which should fit: {detail}; raise budgets.memory_margin, or use timing.source enforced, "
+                f"which tries it out first"
+            )
+        if who.step_down(self._method.context.family.variants):
+            self._method.reassign([each.client for each in self.participants.values()])
+            self._notice("step-down", f"{failed}, now {who.client.variant}")
+        else:
+            self._notice("unfit", f"{failed} and leaves the run")
+            if not self.progress.merging:  # else it is asked for after the merge, which may be the last one
+                self._check_enough()
+
+    def _notice(self, kind: str, text: str) -> None:
+        self._records.notice(kind, text, self._host_s(), self.progress.timeline.now_s)
+
+    def _give_up(self, task: Task, why: str) -> None:
+        """Nobody waits for this task any more."""
+        if task.outcome == "":
+            self._stop(task)
+            task.outcome, task.detail = "late", why
+            self._write(task)
+            self._count_failed()
+        self._forget(task)
+
+    def _stop(self, task: Task) -> None:
+        """Cut it off, wherever it is, on the host and on the timeline. What it has used until now, it has used."""
+        p = self.progress
+        self.executor.cancel(task.number)
+        task.cut(p.timeline.forget(task.number))
+        self._finish(task)
+        if task.compute_start_s is not None and task.compute_end_s is None:
+            p.availability.worked(task.client, p.timeline.now_s, task.compute_s)
+
+    def _finish(self, task: Task) -> None:
+        task.ended_s = self.progress.free_since[task.client] = self.progress.timeline.now_s
+
+    def _count_failed(self) -> None:
+        self.progress.failed_in_a_row += 1
+        if self.progress.failed_in_a_row > MOST_FAILED_IN_A_ROW * len(self.participants):
+            raise FleetbedError(
+                f"{self.progress.failed_in_a_row} tasks failed in a row; the records say why, by outcome and detail"
+            )
+
+    def _forget(self, task: Task) -> None:
+        for table in (self.progress.tasks, self.progress.sent, self._server.replies, self._flaws, self._outcomes):
+            table.pop(task.number, None)
+
+    # rounds and merges
+
+    def _open(self) -> None:
+        p = self.progress
+        p.round_start_s, p.round_host_s = p.timeline.now_s, self._host_s()
+        decision = p.policy.open(self._idle(), self._away())
+        if not self._over():
+            self._check_enough()
+            self._carry_out(decision)
+
+    def _check_enough(self) -> None:
+        """End a run in which no merge can come about any more; the timeline may go on for ever."""
+        fit, needed = sum(who.fit for who in self.participants.values()), self.progress.policy.fewest
+        if fit < needed:
+            raise FleetbedError(
+                f"clients that can still take part: {fit}, needed for a merge: {needed}; the others ran out of memory "
+                f"with the smallest variant"
+            )
+
+    def _idle(self) -> list[int]:
+        """Who can be invited: nobody with a task under way or a result that is not merged yet."""
+        return [number for number in self._free() if number not in self.progress.availability.away]
+
+    def _away(self) -> list[int]:
+        return [number for number in self._free() if number in self.progress.availability.away]
+
+    def _free(self) -> list[int]:
+        busy = {task.client for task in self.progress.tasks.values()}
+        return [number for number, who in self.participants.items() if who.fit and number not in busy]
+
+    def _carry_out(self, decision: Decision) -> None:
+        p = self.progress
+        for client in decision.abandon:
+            for task in [t for t in p.tasks.values() if t.client == client and t.outcome == ""]:
+                self._give_up(task, "the round was closed before it arrived")
+        for client in decision.invite:
+            self._invite(client)
+        if decision.timer_s is not None:
+            p.timeline.add(Event(p.timeline.now_s + decision.timer_s, Kind.TIMER, task=p.policy.opened))
+        if decision.merge is not None:
+            self._server.queue(decision.merge)
+
+    def _server_done(self) -> None:
+        p = self.progress
+        merged = self._server.finish()
+        for task in merged:
+            self._forget(task)
+        if merged:
+            p.failed_in_a_row = 0
+        p.policy.merged(len(merged))
+        finished_round = p.policy.round
+        self._server.go_on()
+        self._open()
+        if merged and p.policy.round != finished_round:
+            self._server.evaluate(finished_round)
+        if merged and p.version % self.config.experiment.checkpoint_every == 0:
+            self._evaluations.collect(wait=True, before=p.version)
+            self._checkpoint(p)
+
+    # clocks and rows
+
+    def _write(self, task: Task) -> None:
+        self._records.write({"tasks": [task_row(task, self.participants[task.client].spec.device)]})
+
+    def _host_s(self) -> float:
+        return time.monotonic() - self.started_s
+
+    def _since_start(self, moment_s: float | None) -> float | None:
+        return None if moment_s is None else moment_s - self.started_s

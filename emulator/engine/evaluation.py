@@ -1,0 +1,95 @@
+"""Evaluation by the experimenter: on the host, off the timeline, without a share in the run's randomness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from fleetbed.emulator.method.algorithm import Target
+from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.processes.executor import SERVICE, Executor, Order
+from fleetbed.emulator.records.records import Records, finite
+from fleetbed.emulator.records.results import Result, result_of
+from fleetbed.emulator.wire import codec
+from fleetbed.emulator.wire.messages import Evaluate, Evaluated
+from fleetbed.profiles.errors import FleetbedError
+
+
+class Moment(Struct, frozen=True):
+    """After which merge, at the end of which round, when in device time."""
+
+    version: int
+    round: int
+    device_s: float
+
+
+class Evaluations:
+    """Orders for the services and what comes of them. Their numbers are negative: tasks of clients count up from 0."""
+
+    def __init__(self, executor: Executor, records: Records, batch: int) -> None:
+        self._executor = executor
+        self._records = records
+        self._batch = batch
+        self._next = -1
+        self._pending: dict[int, dict[str, Any]] = {}
+        self._measured: dict[int, list[dict[str, Any]]] = {}  # by version, until all of its targets are measured
+        self.latest: Result | None = None  # of the newest version that was measured as a whole, for whoever watches
+        self.on_diverged: Callable[[str, float], None] = lambda *_: None  # told of losses that are not finite
+
+    def submit(
+        self,
+        targets: Sequence[Target],
+        kept: Mapping[int, str | None],
+        when: Moment,
+    ) -> None:
+        for target in targets:
+            file = kept[target.client] if target.client is not None else None
+            header = Evaluate(
+                task=self._next,
+                variant=target.variant,
+                kept=file,
+                prefix=target.prefix,
+                local_client=target.client if target.local else None,
+                batch=self._batch,
+            )
+            self._pending[self._next] = {
+                **msgspec.structs.asdict(when),
+                "target": target.name,
+                "variant": target.variant,
+                "client": target.client,
+                "local": int(target.local),
+            }
+            frames = codec.pack(Bundle(target.tensors or {}))
+            self._executor.submit(Order(header=header, worker=SERVICE, frames=frames, start_s=when.device_s))
+            self._next -= 1
+
+    def collect(self, *, wait: bool = False, before: int | None = None) -> None:
+        """Record what has come in; with `wait`, all of it, or all of versions `before` this one."""
+        for number, row in sorted(self._pending.items(), reverse=True):
+            due = wait and (before is None or row["version"] < before)
+            if not due and number not in self._executor.outcomes:
+                continue
+            outcome = self._executor.wait(number)
+            if not isinstance(outcome.answer, Evaluated):
+                raise FleetbedError(f"evaluating {row['target']} failed: {outcome.detail}")
+            found = outcome.answer
+            del self._pending[number]
+            loss = finite(found.loss)
+            measured = {"samples": found.samples, "accuracy": found.accuracy, "loss": loss}
+            self._records.write({"evaluations": [{**row, **measured}]})
+            self._note({**row, **measured})
+            if loss is None and found.samples:
+                text = f"the loss of {row['target']} after round {row['round']} is {found.loss}"
+                self.on_diverged(text, row["device_s"])
+
+    def _note(self, row: dict[str, Any]) -> None:
+        """Keep the result of a version once all of its targets are measured."""
+        version = row["version"]
+        self._measured.setdefault(version, []).append(row)
+        if all(pending["version"] != version for pending in self._pending.values()):
+            result = result_of(self._measured.pop(version))
+            if result is not None and (self.latest is None or version >= self.latest.version):
+                self.latest = result

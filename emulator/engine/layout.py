@@ -1,0 +1,148 @@
+"""What a run stands on before any process exists: fleet, server, data, partition, model family, methods checked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from fleetbed.emulator.algorithms import load_method
+from fleetbed.emulator.data import Dataset, Split, open_dataset, partition, prepare
+from fleetbed.emulator.engine.guarded import make_guarded
+from fleetbed.emulator.machine.capacity import check_model
+from fleetbed.emulator.method.algorithm import Algorithm, Client
+from fleetbed.emulator.method.context import make_context
+from fleetbed.emulator.timeline.policies import check_policy
+from fleetbed.emulator.timeline.traces import LinkRates, Presence, load_presence, load_rates
+from fleetbed.models.base import Family
+from fleetbed.models.families.lookup import family
+from fleetbed.profiles.errors import BadInput, nearest
+from fleetbed.profiles.experiment import Model, RunConfig
+from fleetbed.profiles.resolve import clients_of, load_device, load_fleet, load_link
+from fleetbed.profiles.types import ClientSpec, Device, Link
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    config: RunConfig
+    specs: tuple[ClientSpec, ...]
+    server: Device
+    server_link: Link
+    folder: Path  # of the prepared data
+    dataset: Dataset
+    split: Split
+    family: Family
+    presence: Presence | None  # the traces of experiment.availability
+    rates: LinkRates | None
+
+    @property
+    def assigned(self) -> dict[int, str]:
+        """The variant of every client where the experiment fixes it, whether it fits or not; else nothing."""
+        fixed = self.config.algorithm.variant
+        names = self.config.experiment.model.assign if fixed is None else (fixed,)
+        groups = np.array_split(np.arange(len(self.specs)), len(names)) if names else []
+        return {int(number): name for name, group in zip(names, groups, strict=True) for number in group}
+
+    def stand_ins(self) -> list[Client]:
+        """A client of every variant in question, so that the method can say what each would do."""
+        return stand_ins(self.family, set(self.assigned.values()))
+
+    def method(self, clients: Sequence[Client]) -> Algorithm:
+        """The method for these clients, refused by name where it does not go with the experiment."""
+        context = make_context(self.config, self.dataset, self.split, clients)
+        algorithm = self.config.algorithm
+        method = make_guarded(algorithm.name, lambda: load_method(algorithm, context))
+        check_method(self.config, method)
+        return method
+
+    def compared(self) -> list[Layout]:
+        """The layout under each algorithm that the variants have to fit under, if they are to be common; else none."""
+        experiment = self.config.experiment
+        if experiment.model.choose != "common":
+            return []
+        algorithms = [*experiment.algorithms]
+        if self.config.algorithm not in algorithms:
+            algorithms.append(self.config.algorithm)
+        configs = [msgspec.structs.replace(self.config, algorithm=one) for one in algorithms if one.variant is None]
+        return [replace(self, config=config) for config in configs]
+
+
+def stand_ins(model: Family, assigned: Collection[str]) -> list[Client]:
+    """A client of each of the variants that are assigned; of every one where none of these is."""
+    variants = [variant for variant in model.variants if variant in assigned] or model.variants
+    return [Client(number, variant, 1) for number, variant in enumerate(variants)]
+
+
+def lay_out(config: RunConfig, search: Sequence[Path]) -> Layout:
+    """Load and check everything that the configuration names. Nothing is written but the data's cache."""
+    experiment = config.experiment
+    specs = clients_of(load_fleet(experiment.fleet, search, "fleet"), search, experiment.fleet)
+    model = family(experiment.model.family, experiment.model.options).narrow(experiment.model.variants)
+    if config.algorithm.variant is not None:
+        model.check_variant(config.algorithm.variant)
+    check_assign(experiment.model, model, len(specs))
+    check_policy(experiment.participation, config.policy, len(specs))
+    folder = prepare(experiment.data)
+    dataset = open_dataset(folder)
+    model.check_input(dataset.spec)
+    check_model(model, dataset.spec)
+    split = partition(dataset.y_train, dataset.y_test, dataset.spec.classes, experiment.data, len(specs), config.seed)
+    layout = Layout(
+        config=config,
+        specs=specs,
+        server=load_device(experiment.server.device, search, "server.device"),
+        server_link=load_link(experiment.server.link, search, "server.link"),
+        folder=folder,
+        dataset=dataset,
+        split=split,
+        family=model,
+        presence=load_presence(experiment, len(specs)),
+        rates=load_rates(experiment, len(specs), config.seed),
+    )
+    layout.method(layout.stand_ins())  # refuses what does not go together
+    return layout
+
+
+def check_assign(asked: Model, model: Family, clients: int | None) -> None:
+    """Refuse variants that do not exist, or more of them than clients, where the number of these is known."""
+    names = asked.assign
+    if names and asked.choose == "common":
+        raise BadInput(
+            "model.choose is common, but model.assign fixes the variants, so there is nothing to choose: "
+            "leave one of them out."
+        )
+    for name in names:
+        if name not in model.variants:
+            raise nearest(name, model.variants, "variant", f"model.assign, of the family {model.name}")
+    if clients is not None and len(names) > clients:
+        raise BadInput(
+            f"model.assign has {len(names)} variants, but the fleet has {clients} clients, so that some would be "
+            f"nobody's: name at most {clients}, or take a larger fleet."
+        )
+
+
+def check_method(config: RunConfig, method: Algorithm) -> None:
+    needs, name, kind = method.needs, config.algorithm.title, config.policy.kind
+    if kind not in needs.policies:
+        allowed = ", ".join(sorted(needs.policies))
+        raise BadInput(f"policies: {name} does not run under {kind}: {needs.policies_why} Allowed are: {allowed}.")
+    if len(needs.stages) > 1 and kind in ("async", "buffered"):
+        raise BadInput(
+            f"policies: {name} goes through {len(needs.stages)} stages a round, so {kind} has no rounds for it"
+        )
+    if len(needs.stages) > 1 and kind == "deadline" and config.policy.late == "next-round":
+        raise BadInput(
+            f"policies: {name} goes through {len(needs.stages)} stages a round, and a late result may be of another "
+            f"stage than what it would be merged with: set late to drop"
+        )
+    public = method.context.public
+    if needs.public_samples and (public is None or len(public) < needs.public_samples):
+        found = 0 if public is None else len(public)
+        raise BadInput(
+            f"data.public: {name} draws {needs.public_samples} samples from the server's own pool, which has {found}: "
+            f"set data.public to {needs.public_samples} or more"
+        )
+    method.check()

@@ -1,0 +1,19 @@
+"""What a run has decided before its loop begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fleetbed.emulator.engine.participant import Participant
+from fleetbed.emulator.engine.timing import Timing
+from fleetbed.emulator.machine.calibration import Calibration
+from fleetbed.emulator.method.algorithm import Algorithm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    participants: dict[int, Participant]
+    timing: Timing
+    method: Algorithm
+    calibration: Calibration | None  # what the time scale was decided by
+    keep_heap: bool  # clients keep their heap between tasks

@@ -1,0 +1,161 @@
+"""The server of a run: it merges what has arrived, one merge after the other, and has the new model evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fleetbed.emulator.engine.divergence import Divergence
+from fleetbed.emulator.engine.evaluation import Evaluations, Moment
+from fleetbed.emulator.engine.layout import Layout
+from fleetbed.emulator.engine.prepared import Prepared
+from fleetbed.emulator.engine.progress import Progress
+from fleetbed.emulator.engine.task import Task, task_row
+from fleetbed.emulator.method.algorithm import Arrival, Merged
+from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.records.records import Records, finite
+from fleetbed.emulator.timeline.events import Event, Kind
+from fleetbed.emulator.timeline.plan import server_seconds
+
+Merge = Callable[[Bundle, Sequence[Arrival], str, int], Merged]
+
+
+class Server:
+    def __init__(
+        self,
+        layout: Layout,
+        prepared: Prepared,
+        evaluations: Evaluations,
+        records: Records,
+        progress: Progress,
+        divergence: Divergence,
+        host_s: Callable[[], float],
+        merge: Merge,
+    ) -> None:
+        self._device = layout.server
+        self._experiment = layout.config.experiment
+        self._method = prepared.method
+        self._participants = prepared.participants
+        self._evaluations = evaluations
+        self._records = records
+        self._progress = progress
+        self._divergence = divergence
+        self._host_s = host_s
+        self._merge = merge
+        self.replies: dict[int, Bundle] = {}  # by task, from when they were computed until they are merged
+
+    def queue(self, numbers: tuple[int, ...]) -> None:
+        """These results are to be merged, after those that are being merged."""
+        p = self._progress
+        p.merging.append(numbers)
+        if len(p.merging) == 1:
+            self._start()
+
+    def _start(self) -> None:
+        """Work on the head of the queue; what that costs is device time of the server's own."""
+        p = self._progress
+        tasks = [p.tasks[number] for number in p.merging[0]]
+        seconds = 0.0
+        if tasks:
+            work = self._method.server_work(p.state, self._arrivals(tasks), tasks[0].stage)
+            seconds = server_seconds(self._device, work)
+        p.timeline.add(Event(p.timeline.now_s + seconds, Kind.SERVER_DONE))
+
+    def finish(self) -> list[Task]:
+        """The merge under way is done: a new version, unless there was nothing in it. Gives what was merged."""
+        p = self._progress
+        tasks = [p.tasks[number] for number in p.merging.pop(0)]
+        if not tasks:
+            return []
+        result = self._merge(p.state, self._arrivals(tasks), tasks[0].stage, p.version + 1)
+        before, p.state = p.state.tensors, result.state
+        p.version += 1
+        for task in tasks:
+            task.merged_version, task.staleness = p.version, p.version - 1 - task.base_version
+            self._participants[task.client].kept = task.keep or task.kept
+        self._write(tasks, result.metrics)
+        # what arrived was finite, but sums and products of it may overflow
+        changed = Bundle({name: t for name, t in p.state.tensors.items() if before.get(name) is not t})
+        if (name := changed.first_not_finite()) is not None:
+            text = f"merge {p.version}, in round {p.policy.round}, made {name} of the server's state not finite"
+            self._divergence.of_model(text, p.timeline.now_s)
+        return tasks
+
+    def go_on(self) -> None:
+        """Begin the next merge, if one is waiting."""
+        if self._progress.merging:
+            self._start()
+
+    def _arrivals(self, tasks: Sequence[Task]) -> list[Arrival]:
+        p = self._progress
+        found = []
+        for task in tasks:
+            staleness = p.version - task.base_version
+            found.append(
+                Arrival(
+                    client=self._participants[task.client].client,
+                    sent=p.sent[task.number],
+                    message=self.replies[task.number],
+                    staleness=staleness,
+                    weight=p.policy.weight(staleness),
+                )
+            )
+        return found
+
+    def _write(self, tasks: Sequence[Task], metrics: dict[str, float]) -> None:
+        p = self._progress
+        now_s = p.timeline.now_s
+        self._records.write(
+            {
+                "tasks": [task_row(task, self._participants[task.client].spec.device) for task in tasks],
+                "rounds": [
+                    {
+                        "version": p.version,
+                        "round": p.policy.round,
+                        "stage": tasks[0].stage,
+                        "device_start_s": p.round_start_s,
+                        "device_end_s": now_s,
+                        "server_s": now_s - max(t.uploaded_s or now_s for t in tasks),
+                        "host_start_s": p.round_host_s,
+                        "host_end_s": self._host_s(),
+                        "merged": len(tasks),
+                    }
+                ],
+                "metrics": [
+                    {"version": p.version, "task": number, "name": name, "value": finite(value)}
+                    for number, name, value in [
+                        *((None, name, value) for name, value in metrics.items()),
+                        *((task.number, name, value) for task in tasks for name, value in task.metrics.items()),
+                    ]
+                ],
+            }
+        )
+
+    # looking at the model
+
+    def evaluate(self, finished_round: int) -> None:
+        """Have the state evaluated if this round, or one that ended with it, is one after which that is asked for."""
+        experiment, p = self._experiment, self._progress
+        every = experiment.evaluation.every
+        last = min(max(finished_round, p.policy.round - 1), experiment.rounds)  # a merge may end several of a stream
+        if last // every > (finished_round - 1) // every or p.policy.round > experiment.rounds:
+            p.evaluated = Moment(p.version, last, p.timeline.now_s)
+            self._submit_evaluation(p.evaluated)
+
+    def evaluate_last(self) -> None:
+        """Have the final state evaluated, whatever ended the run, as of the merge that made it."""
+        p = self._progress
+        if p.evaluated is None or p.evaluated.version != p.version:
+            query = f"SELECT version, round, device_end_s FROM rounds WHERE version = {p.version}"
+            (row,) = self._records.rows(query)
+            p.evaluated = Moment(*row)
+            self._submit_evaluation(p.evaluated)
+
+    def evaluate_again(self) -> None:
+        """After a checkpoint: what had been asked for of this very version."""
+        p = self._progress
+        if p.evaluated is not None and p.evaluated.version == p.version:
+            self._submit_evaluation(p.evaluated)
+
+    def _submit_evaluation(self, when: Moment) -> None:
+        kept = {number: who.kept for number, who in self._participants.items()}
+        self._evaluations.submit(self._method.targets(self._progress.state), kept, when)

@@ -1,0 +1,135 @@
+"""A task: what it was, when each phase was in both clocks, what it cost, how it ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from fleetbed.emulator.records.records import finite
+from fleetbed.emulator.wire.messages import Trained
+from fleetbed.profiles.types import Device
+
+
+class Task(Struct, kw_only=True):
+    """Plain data: a checkpoint holds the tasks in flight, a row of the records those that have ended."""
+
+    number: int
+    client: int
+    variant: str
+    round: int
+    stage: str
+    base_version: int
+    kept: str | None
+    cap_bytes: int
+    dispatched_s: float
+    host_queued_s: float
+    plan_s: float = 0.0
+    step_s: float = 0.0
+    flops: float = 0.0  # of the work that it was planned to do
+    waited_s: float | None = None
+    bytes_down: int = 0
+    most_steps: int | None = None
+    declared_steps: int | None = None
+    declared_samples: int | None = None
+    downloaded_s: float | None = None
+    compute_start_s: float | None = None
+    compute_end_s: float | None = None
+    uploaded_s: float | None = None
+    ended_s: float | None = None
+    host_start_s: float | None = None
+    host_end_s: float | None = None
+    time_scale: float | None = None  # host seconds per device second; None: full speed
+    load: float = 1.0  # the part of a core that it takes
+    expected_s: float = 0.0  # host seconds
+    measured_s: float | None = None
+    overrun: float | None = None
+    bytes_up: int | None = None
+    outcome: str = ""  # empty while it is under way
+    detail: str = ""
+    merged_version: int | None = None
+    staleness: int | None = None
+    keep: str | None = None
+    cpu_s: float | None = None
+    throttled_s: float | None = None
+    peak_bytes: int | None = None
+    anon_bytes: int | None = None
+    gpu_peak_bytes: int | None = None
+    gpu_w: float | None = None
+    steps: int | None = None
+    samples: int | None = None
+    loss: float | None = None
+    metrics: dict[str, float | None] = {}  # what its method reports beside the loss
+
+    def take(self, answer: Trained) -> None:
+        """What the worker's meters said."""
+        self.keep = answer.keep
+        self.cpu_s, self.throttled_s = answer.cpu_s, answer.throttled_s
+        self.peak_bytes, self.anon_bytes = answer.peak_bytes, answer.anon_bytes
+        self.gpu_peak_bytes, self.gpu_w = answer.gpu_peak_bytes, answer.gpu_w
+        self.steps, self.samples = answer.steps, answer.samples
+        self.loss = finite(answer.metrics.get("loss"))
+        self.metrics = {name: finite(value) for name, value in answer.metrics.items() if name != "loss"}
+
+    def cut(self, passed: float) -> None:
+        """Of the transfer that is under way, if any, only the part that has `passed` counts."""
+        if self.compute_start_s is None:
+            self.bytes_down = int(self.bytes_down * passed)
+        elif self.compute_end_s is not None and self.bytes_up is not None:
+            self.bytes_up = int(self.bytes_up * passed)
+
+    @property
+    def compute_s(self) -> float:
+        """Device seconds that it has computed for."""
+        end_s = self.ended_s if self.compute_end_s is None else self.compute_end_s
+        return 0.0 if self.compute_start_s is None or end_s is None else end_s - self.compute_start_s
+
+    @property
+    def done_flops(self) -> float:
+        """What it has done of its work; a task that failed while it computed counts whole."""
+        if self.compute_start_s is None:
+            return 0.0
+        needed_s = max(self.plan_s, self.measured_s or 0.0)
+        if self.compute_end_s is not None or not needed_s:
+            return self.flops
+        return self.flops * min(1.0, self.compute_s / needed_s)
+
+    @property
+    def doing(self) -> str:
+        """What its client is at, in device time."""
+        if self.outcome:
+            return "waits for the merge"
+        if self.compute_end_s is not None:
+            return "uploads"
+        return "trains" if self.compute_start_s is not None else "downloads"
+
+    def joules(self, device: Device) -> float | None:
+        """Modelled from the profile's watts: load while computing, idle while transferring; None without figures."""
+        load_w, idle_w = device.power.load_w, device.power.idle_w
+        if load_w is None or idle_w is None or self.ended_s is None:
+            return None
+        down_s = (self.ended_s if self.compute_start_s is None else self.compute_start_s) - self.dispatched_s
+        up_s = 0.0 if self.compute_end_s is None else self.ended_s - self.compute_end_s
+        return load_w * self.compute_s + idle_w * (down_s + up_s)
+
+
+#: what only the engine needs; all other fields are columns of the table `tasks`
+NOT_COLUMNS = (
+    "number",
+    "kept",
+    "keep",
+    "step_s",
+    "most_steps",
+    "declared_steps",
+    "declared_samples",
+    "time_scale",
+    "load",
+    "expected_s",
+    "metrics",
+)
+
+
+def task_row(task: Task, device: Device) -> dict[str, Any]:
+    columns = {name: getattr(task, name) for name in task.__struct_fields__ if name not in NOT_COLUMNS}
+    spent = {"plan_flops": task.flops, "flops": task.done_flops, "joules": task.joules(device)}
+    return {"task": task.number, **columns, "dilation": task.time_scale, **spent}

@@ -1,0 +1,54 @@
+"""Whether a fleet's processes find room on this host. Asked before anything is started."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleetbed.emulator.machine import host, ulimits
+from fleetbed.profiles.errors import HostCannot
+from fleetbed.profiles.experiment import Processes
+
+if TYPE_CHECKING:  # torch, which the command imports later
+    from fleetbed.models.base import Family, InputSpec
+
+#: what a resident client has of its own while it is idle, once it has trained, and what the host needs for itself
+IDLE_BYTES, RESERVE_BYTES = 12 << 20, 2 << 30
+
+
+def check_room(clients: int, processes: Processes) -> None:
+    """Refuse a fleet whose processes cannot all be there at once."""
+    needed = RESERVE_BYTES + IDLE_BYTES * clients
+    available = host.available_bytes()
+    if processes == "resident" and needed > available:
+        fitting = max(0, (available - RESERVE_BYTES) // IDLE_BYTES)
+        raise HostCannot(
+            f"{clients} resident clients need {needed >> 20} MiB and {available >> 20} MiB are free: about {fitting} "
+            "would fit; set processes to on-demand, where only those who take part have a process"
+        )
+    ulimits.check(clients, processes)
+
+
+def can_start_zygote() -> bool:
+    """Whether the limits of the shell leave room for a fleet of any size."""
+    try:
+        ulimits.check(0, "on-demand")
+    except HostCannot:
+        return False
+    return True
+
+
+def check_model(family: Family, spec: InputSpec) -> None:
+    """Refuse a family whose models do not find room in the server's memory, before one is made."""
+    needed = len(family.variants) * _model_bytes(family, family.variants[-1], spec)
+    available = host.available_bytes()
+    if needed > available:
+        raise HostCannot(
+            f"model: the {len(family.variants)} variants of {family.name} up to {family.variants[-1]} take "
+            f"{needed >> 20} MiB at images or texts of shape {spec.shape} and {spec.classes} classes, but "
+            f"{available >> 20} MiB of memory are free; lower the widths in model.options or data.image_size"
+        )
+
+
+def _model_bytes(family: Family, variant: str, spec: InputSpec) -> int:
+    net = family.outline(variant, spec)
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*net.parameters(), *net.buffers()))

@@ -1,0 +1,317 @@
+"""What the methods that average weights share: each client trains a slice, the server takes the mean delta.
+
+Layer-wise aggregation, for every tensor l over the clients that hold it:
+
+    delta_l = sum_k weight_k * omega_k * (w_k,l after - w_k,l sent) / sum_k omega_k,    w_l <- w_l + delta_l
+
+omega_k is 1 or the client's number of samples, weight_k what the policy gives a stale result (1 in
+rounds). A tensor that nobody held stays the very same tensor. Batch norm's running statistics are
+averaged the same way, its integer counter becomes the maximum. In families that are cut by width the sums
+run over elements, not tensors. `delta_scale` multiplies all of delta, whatever the method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from fleetbed.emulator.method.algorithm import (
+    Algorithm,
+    Arrival,
+    Client,
+    Context,
+    Expected,
+    Job,
+    Merged,
+    Needs,
+    Reply,
+    Target,
+    like,
+)
+from fleetbed.emulator.method.bundle import Bundle, prefixed
+from fleetbed.emulator.method.local_training import (
+    Step,
+    cross_entropy_step,
+    keep_model,
+    own_targets,
+    own_tensors,
+    train,
+)
+from fleetbed.emulator.method.schedule import batch_of, steps_of
+from fleetbed.models.base import Index, Net, Section, Tensors, gather, scatter_add
+from fleetbed.models.work import Work
+from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.types import Positive
+
+Weighting = Literal["clients", "samples"]
+ALL_SECTIONS: frozenset[Section] = frozenset({"extractor", "intermediate", "classifier"})
+#: so many elements are averaged over all clients before the next ones: what is summed up stays in the cache
+CHUNK = 1 << 18
+LEAST_MASS = 1e-30
+
+
+class Means(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameters that every method that averages weights has."""
+
+    #: clients: all count the same; samples: by their number of samples; None: as the method has it
+    weighting: Weighting | None = None
+    delta_scale: Positive = 1.0  # the mean delta is multiplied by it; the released ViT code has 1/epochs
+
+
+class Averaging(Algorithm):
+    """The base. A method changes the local step, the mean delta, or what is done with it."""
+
+    #: a model for each variant instead of one that all variants are parts of
+    apart: bool = False
+    weighting: Weighting = "clients"
+    delta_scale: float = 1.0
+    #: whether merges move the weights; forecasts do without
+    moves: bool = True
+    #: what travels; where it is not all, the rest of each client's model is its own
+    sections: frozenset[Section] = ALL_SECTIONS
+
+    def __init__(self, params: object, context: Context) -> None:
+        super().__init__(params, context)
+        if isinstance(params, Means):
+            self.weighting = params.weighting or self.weighting
+            self.delta_scale = params.delta_scale
+        #: called with the weights before and after the mean delta; may change the latter, returns metrics (InCo)
+        self.adjust: Callable[[Tensors, Tensors], dict[str, float]] = _leave
+        self._index: dict[tuple[str, str], dict[str, Index]] = {}
+        self._cuts: tuple[Bundle, dict[str, Tensors]] = (Bundle({}), {})  # of one state, by variant
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(shared_tensors=not self.apart, initial_on_client=self.sections != ALL_SECTIONS)
+
+    def check(self) -> None:
+        family, variants = self.context.family, self.context.variants
+        if not self.apart and not family.shared and len(variants) > 1:
+            raise BadInput(
+                f"model.family is {family.name}, whose variants share no tensors, but this method averages "
+                f"weights across variants ({', '.join(variants)}): choose another family, or fedavg, "
+                f"which averages each variant by itself."
+            )
+
+    def setup(self) -> Bundle:
+        context = self.context.with_initial()
+        if self.apart:
+            return Bundle({n: t for v in context.variants for n, t in prefixed(f"{v}/", context.initial(v)).items()})
+        # the family's largest, also where only smaller ones are in use: whatever a client may step down to is a part
+        whole = context.variants[0] if len(context.variants) == 1 else context.family.variants[-1]
+        return Bundle(gather(context.initial(whole), self.index(whole, whole)), {"whole": whole})
+
+    def send(self, state: Bundle, client: Client, stage: str, task: int) -> Bundle:
+        del stage, task
+        return Bundle(self.cut(state, client.variant))
+
+    def work(self, state: Bundle, client: Client, stage: str) -> Work:
+        del state, stage
+        training = self.context.training
+        return Work(
+            steps=steps_of(client.samples, training),
+            batch=batch_of(client.samples, training.batch),
+            held_models=1,  # what was received
+        )
+
+    def client(self, job: Job, stage: str) -> Reply:
+        del stage
+        partial = self.sections != ALL_SECTIONS
+        start = {name: t for name, t in job.message.tensors.items() if "/" not in name}
+        if partial:
+            start = {**own_tensors(job), **start}
+        model = job.model(start)
+        metrics = train(job, model, self.local_step(job, model, start), epochs=self.epochs(job))
+        tensors = {name: t for name, t in model.state_dict().items() if name in job.message.tensors}
+        message = Bundle({**tensors, **self.extras(job, model)})
+        return Reply(message=message, keep=keep_model(model) if partial else None, metrics=metrics)
+
+    def epochs(self, job: Job) -> int | None:
+        """The epochs of a task where they are not the experiment's; `work` declares them."""
+        del job
+        return None
+
+    def local_step(self, job: Job, model: Net, start: Tensors) -> Step:
+        """What a client does with a mini-batch; `start` is what the model was before the first one."""
+        del job, start
+        return cross_entropy_step(model)
+
+    def extras(self, job: Job, model: Net) -> Tensors:
+        """What a client sends besides its weights. A slash in the name tells it from them; `expects` declares it."""
+        del job, model
+        return {}
+
+    def expects(self, client: Client, stage: str, sent: Bundle) -> Expected | None:
+        """The weights that were sent, trained."""
+        del client, stage
+        return Expected(tensors=like({name: t for name, t in sent.tensors.items() if "/" not in name}))
+
+    def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
+        del stage, version
+        if not self.moves:
+            return Merged(state=state)
+        if self.apart:
+            state = self._with_new_variants(state, arrivals)
+        before = state.tensors
+        moved = {name: _moved(before[name], parts) for name, parts in self._held(state, arrivals).items()}
+        if self.delta_scale != 1:
+            for name, tensor in moved.items():
+                if tensor.is_floating_point():
+                    torch.lerp(before[name], tensor, self.delta_scale, out=tensor)
+        metrics = self.adjust(before, moved)
+        for name, tensor in moved.items():
+            if name.endswith("running_var"):
+                tensor.clamp_(min=0)
+        return Merged(state=Bundle({**before, **moved}, state.values), metrics=metrics)
+
+    def foresee(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Bundle:
+        """All that a merge does but moving the weights, whose sizes stay."""
+        still = copy(self)
+        still.moves = False
+        return still.merge(state, arrivals, stage, version).state
+
+    def _with_new_variants(self, state: Bundle, arrivals: Sequence[Arrival]) -> Bundle:
+        """A client may have stepped down to a variant that nobody had: what it was sent begins that model."""
+        tensors = dict(state.tensors)
+        for a in arrivals:
+            variant = a.client.variant
+            for name in self.index(variant, variant):
+                tensors.setdefault(self.prefix(variant) + name, a.sent.tensors[name])
+        return Bundle(tensors, state.values)
+
+    def _held(self, state: Bundle, arrivals: Sequence[Arrival]) -> dict[str, list[_Part]]:
+        """What came in for every tensor that somebody held, by its name in the state."""
+        held: dict[str, list[_Part]] = {}
+        for a in arrivals:
+            variant = a.client.variant
+            omega = float(a.client.samples) if self.weighting == "samples" else 1.0
+            for name, rows in self.index(variant, self.whole(state, variant)).items():
+                part = _Part(a.message.tensors[name], a.sent.tensors[name], omega, a.weight * omega, rows)
+                held.setdefault(self.prefix(variant) + name, []).append(part)
+        return held
+
+    def targets(self, state: Bundle) -> list[Target]:
+        if self.sections != ALL_SECTIONS:
+            own = own_targets(self.context)
+            return [replace(target, tensors=self.cut(state, target.variant)) for target in own]
+        return [Target(name=v, variant=v, tensors=self.cut(state, v)) for v in self.context.variants]
+
+    def cut(self, state: Bundle, variant: str) -> Tensors:
+        """The tensors of a variant: the same ones for all its clients, so that they are cut, sent and merged as one."""
+        if self.apart:
+            return state.under(self.prefix(variant)) or self.context.initial(variant)
+        if self._cuts[0] is not state:
+            self._cuts = (state, {})
+        cuts = self._cuts[1]
+        if variant not in cuts:
+            cuts[variant] = gather(state.tensors, self.index(variant, self.whole(state, variant)))
+        return dict(cuts[variant])
+
+    def prefix(self, variant: str) -> str:
+        """What leads the names of the variant's tensors in the state."""
+        return f"{variant}/" if self.apart else ""
+
+    def whole(self, state: Bundle, variant: str) -> str:
+        """The variant whose tensors the state holds in full."""
+        return variant if self.apart else str(state.values["whole"])
+
+    def index(self, variant: str, whole: str) -> dict[str, Index]:
+        """Which part of which tensor of `whole` the variant holds, of those that travel."""
+        if (variant, whole) not in self._index:
+            family = self.context.family.narrow((variant, whole))
+            index = family.index(variant, self.context.spec)
+            net = family.outline(variant, self.context.spec)
+            self._index[variant, whole] = {n: i for n, i in index.items() if net.section(n) in self.sections}
+        return self._index[variant, whole]
+
+
+def _leave(before: Tensors, moved: Tensors) -> dict[str, float]:
+    del before, moved
+    return {}
+
+
+class _Part(NamedTuple):
+    """What one client says about one tensor: `scale` is omega times the policy's weight."""
+
+    after: Tensor
+    sent: Tensor
+    omega: float
+    scale: float
+    rows: Index
+
+
+def _moved(full: Tensor, parts: list[_Part]) -> Tensor:
+    """One tensor after the mean change, as a fresh tensor: the mean itself, if this is what all were sent."""
+    if not full.is_floating_point():  # a counter: it becomes the largest
+        return torch.stack([full, *(p.after for p in parts)]).amax(0)
+    if _were_all_sent(full, parts):
+        return _mean_after(parts)
+    is_whole = all(rows is None for p in parts for rows in p.rows)
+    return (_mean_change(parts) if is_whole else _mean_change_by_element(full, parts)).add_(full)
+
+
+def _were_all_sent(tensor: Tensor, parts: list[_Part]) -> bool:
+    """Whether all got this very tensor, and none of their answers is stale."""
+    return all(
+        p.scale == p.omega and p.sent.data_ptr() == tensor.data_ptr() and p.sent.shape == tensor.shape for p in parts
+    )
+
+
+def _mean_change_by_element(full: Tensor, parts: list[_Part]) -> Tensor:
+    """The mean of the changes of what not all hold alike, as a tensor of the full shape."""
+    same_rows: dict[int, list[_Part]] = {}
+    for p in parts:
+        same_rows.setdefault(id(p.rows), []).append(p)
+    # who holds an element is the same along the dimensions that nobody is cut in, such as those of a kernel
+    cut = [any(p.rows[dim] is not None for p in parts) for dim in range(full.ndim)]
+
+    def counted(shape: Sequence[int]) -> list[int]:
+        return [size if is_cut else 1 for size, is_cut in zip(shape, cut, strict=True)]
+
+    mean, mass = torch.zeros(full.shape), torch.zeros(counted(full.shape))
+    for group in same_rows.values():
+        rows, omega = group[0].rows, sum(p.omega for p in group)
+        scatter_add({"": mean}, {"": _mean_change(group).mul_(omega)}, {"": rows})
+        scatter_add({"": mass}, {"": torch.full((), omega).expand(counted(group[0].after.shape))}, {"": rows})
+    return mean.div_(mass.clamp_(min=LEAST_MASS))  # where nobody holds an element its sum is 0
+
+
+def _mean_change(parts: list[_Part]) -> Tensor:
+    """The mean of the changes of what all hold alike. What nobody changed moves by 0, to the bit."""
+    sent = parts[0].sent
+    if _were_all_sent(sent, parts):
+        return _mean_after(parts).sub_(sent)
+    total = sum(p.omega for p in parts)
+    sums, room = torch.zeros(sent.shape), torch.empty(CHUNK)
+    for chunk, *both in _chunks(sums, *(tensor for p in parts for tensor in (p.after, p.sent))):
+        change = room[: chunk.numel()].view(chunk.shape)
+        for p, after, before in zip(parts, both[::2], both[1::2], strict=True):
+            torch.sub(after, before, out=change)
+            chunk.add_(change, alpha=p.scale / total)
+    return sums
+
+
+def _mean_after(parts: list[_Part]) -> Tensor:
+    """The weighted mean of what came back. It moves towards each next value by its share: where all agree, by 0."""
+    mean = torch.empty(parts[0].after.shape)
+    for chunk, first, *others in _chunks(mean, *(p.after for p in parts)):
+        total, at = parts[0].omega, first
+        for p, after in zip(parts[1:], others, strict=True):
+            total += p.omega
+            at = torch.lerp(at, after, p.omega / total, out=chunk)
+        if at is first:
+            chunk.copy_(first)
+    return mean
+
+
+def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors of one shape, piece by piece."""
+    if tensors[0].numel() <= CHUNK:
+        return iter([tensors])
+    return zip(*(tensor.reshape(-1).split(CHUNK) for tensor in tensors), strict=True)

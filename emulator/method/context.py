@@ -1,0 +1,47 @@
+"""The context of a run, made alike in the broker and in every worker, and the server's own pool of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleetbed.emulator.data import Dataset, Split
+from fleetbed.emulator.method.algorithm import Client, Context
+from fleetbed.emulator.randomness import numpy_rng
+from fleetbed.models.families.lookup import family
+from fleetbed.profiles.experiment import RunConfig
+
+
+@dataclass(frozen=True)
+class PublicPool:
+    """Samples that the server holds, disjoint from the clients' data (`data.public`)."""
+
+    dataset: Dataset
+    indices: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def draw(self, count: int, seed: int) -> Tensor:
+        rows = numpy_rng(seed, "public").choice(self.indices, count, replace=False)
+        return self.dataset.batch("train", rows, None)[0]
+
+
+def make_context(config: RunConfig, dataset: Dataset, split: Split, clients: Sequence[Client]) -> Context:
+    experiment = config.experiment
+    fixed = {config.algorithm.variant} if config.algorithm.variant is not None else set(experiment.model.assign)
+    return Context(
+        seed=config.seed,
+        spec=dataset.spec,
+        family=family(experiment.model.family, experiment.model.options).narrow(experiment.model.variants),
+        clients=tuple(clients),
+        training=experiment.training,
+        rounds=experiment.rounds,
+        public=PublicPool(dataset, split.public) if len(split.public) else None,
+        most_samples=max(map(len, split.train), default=0),
+        alone=len(fixed) == 1,
+    )

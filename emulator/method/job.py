@@ -1,0 +1,120 @@
+"""A task on the device, as a method's client half sees it: its data, its model, its randomness, its pace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fleetbed.emulator.data import Dataset
+from fleetbed.emulator.method.algorithm import Client, Context
+from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.method.optimizers import Stepper, make_optimizer
+from fleetbed.emulator.method.schedule import batch_of
+from fleetbed.emulator.randomness import derive, numpy_rng, torch_rng
+from fleetbed.models.base import Net
+
+
+class StepPacer(Protocol):
+    def step(self) -> None: ...
+
+
+class LocalJob:
+    """Implements `algorithm.Job` over the shared data set."""
+
+    def __init__(
+        self,
+        *,
+        context: Context,
+        client: Client,
+        message: Bundle,
+        kept: Bundle | None,
+        task: int,
+        dataset: Dataset,
+        indices: np.ndarray,
+        pacer: StepPacer | None = None,
+        device: str = "cpu",
+        round_: int = 1,
+        most_steps: int | None = None,
+    ) -> None:
+        self.context = context
+        self.client = client
+        self.message = message
+        self.kept = kept
+        self.steps = 0
+        self.samples = 0
+        self._task = task
+        self._dataset = dataset
+        self._indices = indices
+        self._pacer = pacer
+        self._round = round_
+        self._most_steps = most_steps
+        self._device = device
+
+    def batches(
+        self, *, epochs: int | None = None, steps: int | None = None, batch: int | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        training = self.context.training
+        size = batch_of(len(self._indices), batch or training.batch)
+        if steps is None:
+            limit = training.max_steps if epochs is None else None
+            order = self._epochs(epochs or training.epochs, size, limit)
+        else:
+            order = self._random(steps, size)
+        for rows in order:
+            if self.steps == self._most_steps:
+                return
+            augment = numpy_rng(self.context.seed, self.client.number, self._task, "augment", self.steps)
+            # batch norm cannot take a batch of one: a lone sample is shown twice
+            yield self._batch(rows if len(rows) > 1 else np.repeat(rows, 2), augment)
+            self.steps += 1
+            self.samples += len(rows)
+            if self._pacer is not None:
+                self._pacer.step()
+
+    def _epochs(self, epochs: int, size: int, limit: int | None) -> Iterator[np.ndarray]:
+        rng = self._rng("order")
+        made = 0
+        for _ in range(epochs):
+            shuffled = rng.permutation(self._indices)
+            for start in range(0, len(shuffled) - size + 1, size):
+                if made == limit:
+                    return
+                made += 1
+                yield shuffled[start : start + size]
+
+    def _random(self, steps: int, size: int) -> Iterator[np.ndarray]:
+        rng = self._rng("order")
+        for _ in range(steps):
+            yield rng.choice(self._indices, size, replace=False)
+
+    def sample(self, count: int, purpose: str) -> tuple[Tensor, Tensor]:
+        rows = self._rng(purpose).choice(self._indices, count, replace=count > len(self._indices))
+        return self._batch(rows, None)
+
+    def _batch(self, rows: np.ndarray, augment: np.random.Generator | None) -> tuple[Tensor, Tensor]:
+        x, y = self._dataset.batch("train", rows, augment)
+        return x.to(self._device), y.to(self._device)
+
+    def model(self, tensors: dict[str, Tensor]) -> Net:
+        # a copy: received tensors are views of the message, and methods compare with them after training
+        copies = {name: tensor.clone() for name, tensor in tensors.items()}
+        model = self.context.family.load(
+            self.client.variant, self.context.spec, copies, "what the client received"
+        ).train()
+        return model if self._device == "cpu" else model.to(self._device)
+
+    def optimizer(self, model: Net) -> Stepper:
+        return make_optimizer(self.context.training.optimizer_in(self._round), model)
+
+    def seed(self, purpose: str) -> int:
+        return derive(self.context.seed, self.client.number, self._task, purpose)
+
+    def generator(self, purpose: str) -> torch.Generator:
+        return torch_rng(self.context.seed, self.client.number, self._task, purpose)
+
+    def _rng(self, purpose: str) -> np.random.Generator:
+        return numpy_rng(self.context.seed, self.client.number, self._task, purpose)

@@ -1,0 +1,127 @@
+"""What the client halves share: the local loop, a proximal term, foreign batches, a model of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fleetbed.emulator.method.algorithm import Context, Job, Target
+from fleetbed.emulator.method.bundle import Bundle, prefixed
+from fleetbed.emulator.method.optimizers import Stepper
+from fleetbed.models.base import Net, Tensors
+from fleetbed.profiles.experiment import Optimizer
+
+Step = Callable[[Stepper, Tensor, Tensor], Tensor]
+#: where a client keeps its own model and the state of its optimiser
+MODEL, OPTIMIZER = "model/", "optimizer/"
+
+
+def train(
+    job: Job,
+    model: Net,
+    step: Step,
+    *,
+    optimizer: Stepper | None = None,
+    epochs: int | None = None,
+    steps: int | None = None,
+    batch: int | None = None,
+) -> dict[str, float]:
+    """Run `step` on every mini-batch; the metrics hold the mean of what it returns."""
+    optimizer = optimizer or job.optimizer(model)
+    losses = [float(step(optimizer, x, y)) for x, y in job.batches(epochs=epochs, steps=steps, batch=batch)]
+    return {"loss": sum(losses) / len(losses)} if losses else {}
+
+
+def cross_entropy_step(model: Net, regularise: Callable[[], None] = lambda: None) -> Step:
+    """One step of plain local training; `regularise` adds to the gradients before the optimiser uses them."""
+
+    def step(optimizer: Stepper, x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        regularise()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def proximal(model: Net, anchor: Tensors, mu: float) -> Callable[[], None]:
+    """Adds the gradient of (mu/2) ||w - anchor||^2 over the trainable tensors to what is there.
+
+    Written out, for through autograd the differences of all tensors would be held at once.
+    """
+    pairs = [(p, anchor[name].to(p.device)) for name, p in model.named_parameters() if p.requires_grad]
+
+    @torch.no_grad()
+    def regularise() -> None:
+        for p, start in pairs:
+            if mu and p.grad is not None:
+                p.grad.add_(p - start, alpha=mu)
+
+    return regularise
+
+
+def batch_norms(model: nn.Module) -> list[nn.Module]:
+    return [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+
+
+@contextmanager
+def foreign_batch(model: nn.Module, own_statistics: bool = True) -> Iterator[None]:
+    """Batch norm uses the batch's own statistics, in evaluation mode too, and does not count it as the client's data.
+
+    Without `own_statistics` nothing is changed.
+    """
+    norms: list[Any] = batch_norms(model) if own_statistics else []
+    before = [(norm.track_running_stats, norm.training) for norm in norms]
+    for norm in norms:
+        norm.track_running_stats, norm.training = False, True
+    try:
+        yield
+    finally:
+        for norm, (tracking, training) in zip(norms, before, strict=True):
+            norm.track_running_stats, norm.training = tracking, training
+
+
+def own_tensors(job: Job) -> Tensors:
+    """The client's own model: what it kept, at first the initial one."""
+    return job.kept.under(MODEL) if job.kept is not None else job.context.initial(job.client.variant)
+
+
+def keep_model(model: Net, optimizer: Stepper | None = None) -> Bundle:
+    """What a client keeps: its model, and its optimiser's state where that lives on between tasks."""
+    tensors = prefixed(MODEL, dict(model.state_dict()))
+    if optimizer is not None:
+        for name, p in model.named_parameters():
+            slots = {key: slot for key, slot in optimizer.state[p].items() if isinstance(slot, Tensor)}
+            tensors |= prefixed(f"{OPTIMIZER}{name}/", slots)
+    return Bundle(tensors)
+
+
+def own_optimizer(job: Job, model: Net) -> Stepper:
+    """The client's optimiser as its last task left it."""
+    optimizer = job.optimizer(model)
+    if job.kept is not None:
+        for name, p in model.named_parameters():
+            slots = job.kept.under(f"{OPTIMIZER}{name}/")
+            if slots:
+                optimizer.state[p] = {key: slot.clone() for key, slot in slots.items()}
+    return optimizer
+
+
+def kept_models(optimizer: Optimizer) -> int:
+    """How many copies of a model's tensors a client keeps together with its optimiser's state."""
+    return 3 if optimizer.name == "adam" else 1 + bool(optimizer.momentum)
+
+
+def own_targets(context: Context, *, local: bool = False) -> list[Target]:
+    """Every client's own model."""
+    return [
+        Target(name=f"client-{c.number:03d}", variant=c.variant, client=c.number, prefix=MODEL, local=local)
+        for c in context.clients
+    ]

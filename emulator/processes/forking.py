@@ -1,0 +1,88 @@
+"""Forking: what a process does before, so that its forks are warm and small, and how a fork ends.
+
+A fork shares every page with its parent until one of them writes to it. So the parent does what all would do: it has
+torch compile its kernels, then gives its memory back and freezes its objects, which no collection touches from then on.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import traceback
+from collections.abc import Callable
+
+import torch
+
+from fleetbed.emulator.machine import heap
+
+PR_SET_PDEATHSIG = 1
+
+
+def one_thread() -> None:
+    """Compute with one thread. To say so once more would make torch forget the kernels that it has compiled."""
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
+
+
+def ready_to_fork() -> None:
+    """Call it when all is there that the forks will need."""
+    gc.freeze()  # first, or all that was imported is looked through for garbage, of which there is little: 0.1 s
+    heap.fill_holes()
+
+
+def fork(work: Callable[[], None]) -> int:
+    """Do this in a fork, which ends with it, or with its parent; gives the fork's process id."""
+    parent = os.getpid()
+    if pid := os.fork():
+        return pid
+    status = 1
+    try:
+        die_with(parent)
+        work()
+        status = 0
+    except BaseException:  # noqa: BLE001 - a fork must never return into its parent's stack
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def run_in_fork(work: Callable[[], None]) -> None:
+    """Do this in a fork and wait for it. RuntimeError unless it ends well."""
+    _, status = os.waitpid(fork(work), 0)
+    if status:
+        code = os.waitstatus_to_exitcode(status)
+        raise RuntimeError(f"a fork ended with exit code {code}; see its output above")
+
+
+def warm(work: Callable[[], None]) -> None:
+    """Do this, a training step, on behalf of all forks.
+
+    Where torch could use a GPU it is done in a throw-away fork, which warms the pages that files have and no more:
+    after one backward pass torch's engine has a thread per GPU, and refuses to work in a fork.
+    """
+    if not torch.backends.cuda.is_built():
+        work()
+        return
+    run_in_fork(work)
+
+
+def keep_what_steps_free() -> None:
+    """Have the forks keep, until a task's end, what each of its steps frees and the next one needs again.
+
+    Call it when every model in use was warmed up here: malloc has learned by then which sizes to keep.
+    """
+    if not torch.backends.cuda.is_built():
+        heap.keep_top()
+
+
+def signal_when_parent_ends(signal_: signal.Signals) -> None:
+    """Have the kernel send this process a signal as soon as its parent ends."""
+    heap.LIBC.prctl(PR_SET_PDEATHSIG, signal_)
+
+
+def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Get this signal when the parent ends, whose process id this is."""
+    signal_when_parent_ends(by)
+    if os.getppid() != parent:  # it had ended before the line above
+        os._exit(1)

@@ -1,0 +1,194 @@
+"""What a worker does with an order: train, evaluate, measure. The same code in a client's process and inline."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fleetbed.emulator.algorithms import load_method
+from fleetbed.emulator.data import Dataset, Split, open_dataset
+from fleetbed.emulator.machine import heap, host
+from fleetbed.emulator.machine.calibration import spread
+from fleetbed.emulator.method.algorithm import Algorithm, Client, Context, Reply, Target
+from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.method.context import make_context
+from fleetbed.emulator.method.job import LocalJob, StepPacer
+from fleetbed.emulator.method.optimizers import make_optimizer
+from fleetbed.emulator.method.schedule import batch_of
+from fleetbed.emulator.method.targets import target_tensors
+from fleetbed.emulator.processes.forking import one_thread
+from fleetbed.emulator.randomness import derive
+from fleetbed.emulator.wire.messages import Evaluate, Evaluated, Measure, Measured, Setup, Train, kept_name
+from fleetbed.emulator.wire.storage import load_bundle, save_bundle
+from fleetbed.models.base import Net
+
+#: a reference time is the median of at least so many repetitions that together take at least so long
+MEASURE_REPETITIONS, MEASURE_SECONDS = 7, 0.5
+
+#: the variants that this process has trained, or its zygote before the fork
+_rehearsed: set[str] = set()
+
+
+@dataclass(frozen=True)
+class TaskRunner:
+    """The run as a worker knows it: made once in the zygote, inherited by every fork."""
+
+    folder: Path
+    dataset: Dataset
+    split: Split
+    context: Context
+    method: Algorithm
+    keep_heap: bool = False  # between tasks
+
+    @classmethod
+    def open(cls, setup: Setup) -> TaskRunner:
+        config, folder = setup.config, Path(setup.folder)
+        dataset = open_dataset(Path(setup.dataset))
+        split = Split.from_json((folder / "partition.json").read_bytes())
+        context = make_context(config, dataset, split, setup.clients)
+        method = load_method(config.algorithm, context)
+        if setup.clients and method.needs.initial_on_client:
+            # here, where no cap counts it: clients inherit it
+            context = context.with_initial()
+            method = load_method(config.algorithm, context)
+        return cls(folder, dataset, split, context, method, setup.keep_heap)
+
+    def warm_up(self) -> None:
+        """Touch what all workers share: the data and, by a step of each model in use, libraries and kernels.
+
+        While nobody has chosen a model yet it is the smallest that makes the step.
+        """
+        one_thread()
+        self.dataset.touch()
+        for variant in self.context.variants or self.context.family.variants[:1]:
+            self.rehearse(variant)
+
+    def rehearse(self, variant: str) -> None:
+        """One step that leads nowhere, so that torch compiles what the variant needs: once, for the forks too."""
+        if variant in _rehearsed:
+            return
+        _rehearsed.add(variant)
+        # no client draws more than it has
+        samples = max(2, batch_of(self.context.most_samples, self.context.training.batch))
+        order = Measure(task=0, variant=variant, kind="train", part="all", samples=samples, optimise=True)
+        self._pass(order, self.context.family.build(variant, self.context.spec).train())()
+
+    def kept(self, name: str | None) -> Bundle | None:
+        return None if name is None else load_bundle(self.folder / name)
+
+    def train(
+        self, order: Train, message: Bundle, pacer: StepPacer | None, device: str = "cpu"
+    ) -> tuple[Reply, LocalJob]:
+        """The client's half of a task; `device` is where its tensors live while it trains."""
+        kept = self.kept(order.kept)
+        indices = self.split.train[order.client]
+        client = Client(order.client, order.variant, len(indices))
+        job = LocalJob(
+            context=self.context,
+            client=client,
+            message=message.to(device),
+            kept=None if kept is None else kept.to(device),
+            device=device,
+            task=order.task,
+            dataset=self.dataset,
+            indices=indices,
+            pacer=pacer,
+            round_=order.round,
+            most_steps=order.most_steps,
+        )
+        # dropout and other layers draw from torch's global stream: keyed too, so that no other task shifts it
+        if device == "cpu":  # alone: torch.manual_seed notes the call, with its stack, for GPUs that are not in use
+            torch.default_generator.manual_seed(job.seed("model"))
+        else:
+            torch.manual_seed(job.seed("model"))
+        return self.method.client(job, order.stage), job
+
+    def keep(self, order: Train, keep: Bundle | None) -> str | None:
+        """Store what the client keeps, as a file of this task; the broker commits its name with the merge."""
+        if keep is None:
+            return None
+        name = kept_name(order.client, order.task)
+        save_bundle(self.folder / name, keep)
+        return name
+
+    def evaluate(self, order: Evaluate, message: Bundle) -> Evaluated:
+        target = Target(name="", variant=order.variant, prefix=order.prefix, tensors=message.tensors)
+        tensors = target_tensors(target, self.context, self.kept(order.kept))
+        model = self.context.family.load(order.variant, self.context.spec, tensors, "the model to evaluate").eval()
+        if order.local_client is None:
+            rows = np.arange(len(self.dataset.y_test))
+        else:
+            rows = self.split.test[order.local_client]
+        right, loss = 0, 0.0
+        with torch.inference_mode():
+            for start in range(0, len(rows), order.batch):
+                x, y = self.dataset.batch("test", rows[start : start + order.batch], None)
+                logits = model(x)
+                right += int((logits.argmax(1) == y).sum())
+                loss += float(F.cross_entropy(logits, y, reduction="sum"))
+        count = max(1, len(rows))
+        return Evaluated(task=order.task, samples=len(rows), accuracy=right / count, loss=loss / count)
+
+    def measure(self, order: Measure) -> Measured:
+        """The reference time of a pass: hot, and (the broker sees to it) alone."""
+        if not order.once:  # a client's heap keeps what a step frees; here, where no cap counts it, for all sizes
+            heap.keep()
+        torch.manual_seed(derive(self.context.seed, "measure"))
+        model = self.context.family.build(order.variant, self.context.spec).train()
+        once = self._pass(order, model)
+        once()
+        if order.once:
+            return Measured(task=order.task, seconds=0.0)
+        times: list[float] = []
+        meter = host.LoadMeter()
+        while len(times) < MEASURE_REPETITIONS or sum(times) < MEASURE_SECONDS:
+            start = time.perf_counter()
+            once()
+            times.append(time.perf_counter() - start)
+        return Measured(
+            task=order.task,
+            seconds=statistics.median(times),
+            spread=spread(times),
+            other_cores=meter.other_cores(),
+        )
+
+    def _pass(self, order: Measure, model: Net) -> Callable[[], None]:
+        spec = self.context.spec
+        x: Tensor
+        if spec.vocabulary:
+            x = torch.randint(spec.vocabulary, (order.samples, *spec.shape))
+        else:
+            x = torch.randn(order.samples, *spec.shape)
+        y = torch.randint(spec.classes, (order.samples,))
+        optimizer = make_optimizer(self.context.training.optimizer, model)
+        anchor = [p.detach().clone() for p in model.parameters()] if order.kind == "parameters" else []
+        with torch.no_grad():
+            s = model.extract(x) if order.part == "intermediate" else x
+        run = {"all": model.forward, "features": model.features, "intermediate": model.intermediate}[order.part]
+
+        def parameters() -> None:
+            with torch.no_grad():
+                for p, a in zip(model.parameters(), anchor, strict=True):
+                    a.lerp_(p, 0.5)
+
+        def forward() -> None:
+            with torch.no_grad():
+                run(s)
+
+        def train() -> None:
+            out = run(s)
+            loss = F.cross_entropy(out, y) if order.part == "all" else out.square().mean()
+            loss.backward()
+            if order.optimise:
+                optimizer.step()
+            optimizer.zero_grad()
+
+        return {"parameters": parameters, "forward": forward, "train": train}[order.kind]

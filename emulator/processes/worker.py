@@ -1,0 +1,119 @@
+"""A worker's process: a client, or a service such as the evaluator, that takes orders over ZeroMQ."""
+
+from __future__ import annotations
+
+import time
+
+import zmq
+
+from fleetbed.emulator.limits import Group
+from fleetbed.emulator.machine import heap
+from fleetbed.emulator.processes.forking import one_thread
+from fleetbed.emulator.processes.task_runner import TaskRunner
+from fleetbed.emulator.timeline.pacing import Pacer
+from fleetbed.emulator.wire import codec, shared_memory
+from fleetbed.emulator.wire.messages import (
+    Evaluate,
+    Failed,
+    Failure,
+    Hello,
+    Measure,
+    Train,
+    Trained,
+    to_worker,
+)
+from fleetbed.emulator.wire.storage import Damaged
+
+#: what torch says when an allocation fails under RLIMIT_DATA, where the kernel does not kill
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memory", "bad_alloc")
+
+Frames = list[codec.Buffer]
+
+
+def serve(workplace: TaskRunner, identity: str, address: str, shared: int, group: Group, *, one_task: bool) -> None:
+    """The loop of a worker, until it is killed. It holds nothing between two orders but its socket.
+
+    `shared` is the file descriptor of the shared memory.
+    """
+    one_thread()
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.identity = identity.encode()
+    socket.linger = -1
+    codec.tune(socket)
+    socket.connect(address)
+    socket.send_multipart([codec.control(Hello(tuple(group.caps())))])
+    while True:
+        frames = codec.receive(socket)
+        order = codec.parse_control(to_worker, frames[0])
+        codec.send(socket, answer(workplace, order, frames[1:], group, shared))
+        del frames
+        if not workplace.keep_heap:
+            heap.give_back()
+        if one_task:
+            break
+    socket.close()
+    context.term()
+
+
+def answer(
+    workplace: TaskRunner, order: Train | Evaluate | Measure, frames: Frames, group: Group | None, shared: int = -1
+) -> Frames:
+    """Carry out an order; what goes wrong inside it is an answer too, not the end of the process."""
+    try:
+        if isinstance(order, Train):
+            return _train(workplace, order, frames, group, shared)
+        if isinstance(order, Evaluate):
+            message = codec.unpack(shared_memory.received(shared, order.slot, frames))
+            return [codec.control(workplace.evaluate(order, message))]
+        return [codec.control(workplace.measure(order))]
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - recorded as the task's outcome by the broker
+        detail = f"{type(error).__name__}: {error}".removesuffix(": ")  # where there is nothing to add
+        return [codec.control(Failed(task=order.task, kind=_kind(error), detail=detail))]
+
+
+def _kind(error: BaseException) -> Failure:
+    if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
+        return "oom"
+    # the files that a client keeps are the host's: a full disk is nothing that its device did
+    return "host" if isinstance(error, (OSError, Damaged)) else "crash"
+
+
+def _train(workplace: TaskRunner, order: Train, frames: Frames, group: Group | None, shared: int) -> Frames:
+    """A training task with its meters: wall time of the compute phase, CPU time, the kernel's own peak of memory."""
+    if order.pace_total_s:
+        # where the zygote could not do so for all: a device that trains all day has its kernels, so nobody is charged
+        workplace.rehearse(order.variant)
+    if group is not None:
+        group.reset_peak()
+    message = codec.unpack(shared_memory.received(shared, order.slot, frames))
+    throttled_before = group.usage().throttled_s if group is not None else None
+    cpu_before, start = time.process_time(), time.monotonic()
+    pacer = Pacer(order.pace_step_s) if order.pace_total_s else None
+    reply, job = workplace.train(order, message, pacer, group.device if group is not None else "cpu")
+    if pacer is not None:
+        pacer.finish(order.pace_total_s)
+    seconds, cpu_s = time.monotonic() - start, time.process_time() - cpu_before
+    keep = workplace.keep(order, reply.keep)
+    usage = group.usage() if group is not None else None
+    throttled_s = None
+    if usage is not None and usage.throttled_s is not None and throttled_before is not None:
+        throttled_s = usage.throttled_s - throttled_before
+    said = codec.pack(reply.message)
+    sizes, sent = shared_memory.hand_in(shared, order.slot, said)
+    trained = Trained(
+        task=order.task,
+        keep=keep,
+        metrics=reply.metrics,
+        steps=job.steps,
+        samples=job.samples,
+        seconds=seconds,
+        cpu_s=cpu_s,
+        throttled_s=throttled_s,
+        peak_bytes=usage.peak_bytes if usage is not None else None,
+        anon_bytes=usage.anon_bytes if usage is not None else None,
+        gpu_peak_bytes=usage.gpu_bytes if usage is not None else None,
+        gpu_w=usage.gpu_w if usage is not None else None,
+        sizes=sizes,
+    )
+    return [codec.control(trained), *sent]

@@ -1,0 +1,211 @@
+"""The zygote: imports torch once, forks every worker warm and inside its limits, and cleans up after all of them.
+
+It is exec'd with one compute thread and opens no ZeroMQ context, so what it forks is sound and costs megabytes. It
+watches the broker through a socket pair: when that closes, whatever killed the broker, it kills its workers, waits for
+them, and removes their cgroups. SIGTERM has the same effect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import selectors
+import signal
+import socket
+import sys
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+import setproctitle
+
+from fleetbed.emulator.limits import Group, Limits, best_limits
+from fleetbed.emulator.processes.forking import fork, keep_what_steps_free, ready_to_fork, signal_when_parent_ends, warm
+from fleetbed.emulator.processes.task_runner import TaskRunner
+from fleetbed.emulator.processes.worker import serve
+from fleetbed.emulator.wire.messages import (
+    Configure,
+    Exited,
+    Forked,
+    FromZygote,
+    Kill,
+    Open,
+    Ready,
+    Setup,
+    Spawn,
+    Trouble,
+    to_zygote,
+)
+
+PF_EXITING = 0x4  # of the kernel's task flags
+MAX_CONTROL_BYTES = 1 << 16
+
+
+class Zygote:
+    def __init__(self, control: socket.socket, shared: int) -> None:
+        self._control = control
+        self._shared = shared
+        self._address = ""
+        self._limits: Limits | None = None
+        self._workplace: TaskRunner | None = None
+        self._children: dict[int, tuple[str, Group]] = {}
+        self._ordered: set[int] = set()
+        self._stopped: set[int] = set()
+
+    def run(self) -> None:
+        """Serve the broker until it closes its end."""
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_read, False)
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        selector = selectors.DefaultSelector()
+        selector.register(self._control, selectors.EVENT_READ)
+        selector.register(wake_read, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is self._control:
+                    message = self._control.recv(MAX_CONTROL_BYTES)
+                    if not message:
+                        return
+                    self._obey(message)
+                else:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(wake_read, 4096)
+                    self._reap()
+
+    def close(self) -> None:
+        """Kill, wait, remove: nothing outlives the run."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for pid in self._children:
+            os.kill(pid, signal.SIGKILL)
+        for pid in self._children:
+            os.waitpid(pid, 0)
+        if self._limits is not None:
+            self._limits.close()
+
+    def _obey(self, message: bytes) -> None:
+        order = to_zygote.decode(message)
+        if isinstance(order, Open):
+            self._open(order)
+        elif isinstance(order, Configure):
+            self._configure(order)
+        elif isinstance(order, Spawn):
+            self._spawn(order)
+        elif isinstance(order, Kill):
+            self._kill(order.worker)
+
+    def _open(self, order: Open) -> None:
+        try:
+            with open(order.log, "ab") as log:
+                os.dup2(log.fileno(), 1)
+                os.dup2(log.fileno(), 2)
+        except OSError as error:
+            self._say(Trouble(None, str(error)))
+        self._address = order.address
+        self._limits = best_limits(order.run)
+
+    def _configure(self, order: Configure) -> None:
+        try:
+            setup = msgspec.json.decode(Path(order.setup).read_bytes(), type=Setup)
+            self._workplace = TaskRunner.open(setup)
+            # in the zygote's own cgroup, or the first client would pay for the pages that all share
+            warm(self._workplace.warm_up)
+            if setup.clients:  # else nobody knows yet which models they train
+                keep_what_steps_free()
+        except Exception as error:  # noqa: BLE001 - told to the broker, which ends the run with it
+            self._say(Trouble(None, f"{type(error).__name__}: {error}"))
+            return
+        ready_to_fork()
+        gc.enable()  # off until now, for the imports
+        self._say(Ready())
+
+    def _kill(self, worker: str) -> None:
+        for pid, (name, _) in self._children.items():
+            # one that is dying by itself, and is not reaped yet, must not look like one that had to be killed
+            if name == worker and not _is_ending(pid):
+                self._ordered.add(pid)
+                os.kill(pid, signal.SIGKILL)
+
+    def _spawn(self, order: Spawn) -> None:
+        assert self._limits is not None  # the broker opens and configures before it spawns
+        if self._workplace is None:
+            return  # it could not be configured, which the broker has been told
+        try:
+            group = self._limits.create(order.plan)
+        except OSError as error:
+            self._say(Trouble(order.worker, f"its limits could not be set: {error}"))
+            return
+        workplace = self._workplace
+        try:
+            pid = fork(lambda: self._child(workplace, order, group))
+        except OSError as error:
+            group.remove()
+            self._say(Trouble(order.worker, f"its process could not be forked: {error.strerror}"))
+            return
+        self._children[pid] = (order.worker, group)
+        self._say(Forked(order.worker))
+
+    def _child(self, workplace: TaskRunner, order: Spawn, group: Group) -> None:
+        """In the worker's process, before anything else: leave the zygote's affairs, join the limits, then serve."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._control.close()
+        setproctitle.setproctitle(order.title)
+        group.join()
+        serve(workplace, order.identity, self._address, self._shared, group, one_task=order.one_task)
+
+    def _reap(self) -> None:
+        while self._children:
+            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            if pid == 0:
+                return
+            if os.WIFSTOPPED(status):  # nobody knows for how long: another process does its work
+                self._stopped.add(pid)
+                os.kill(pid, signal.SIGKILL)
+                continue
+            worker, group = self._children.pop(pid)
+            oom = group.oom_kills() > 0
+            group.remove()
+            exited = Exited(
+                worker,
+                os.waitstatus_to_exitcode(status),
+                oom,
+                ordered=pid in self._ordered,
+                stopped=pid in self._stopped,
+            )
+            self._ordered.discard(pid)
+            self._stopped.discard(pid)
+            self._say(exited)
+
+    def _say(self, message: FromZygote) -> None:
+        # the broker may have gone; the closed socket ends the loop in run()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._control.send(msgspec.msgpack.encode(message))
+
+
+def _is_ending(pid: int) -> bool:
+    """Whether a child is on its way out or a corpse; its sockets close before its end can be waited for."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    flags = int(stat[stat.rindex(")") + 2 :].split()[6])
+    return bool(flags & PF_EXITING)
+
+
+def _end(_signal: int, _frame: FrameType | None) -> None:
+    raise SystemExit
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the broker's to handle; the workers inherit this
+    signal.signal(signal.SIGTERM, _end)
+    signal_when_parent_ends(signal.SIGCONT)  # should it be stopped just then, it could not clean up
+    setproctitle.setproctitle("fleetbed: zygote")
+    zygote = Zygote(socket.socket(fileno=int(sys.argv[1])), shared=int(sys.argv[2]))
+    try:
+        with contextlib.suppress(SystemExit):
+            zygote.run()
+    finally:
+        zygote.close()
+    os._exit(0)  # to take torch apart object by object would take longer than all of the above

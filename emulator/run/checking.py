@@ -1,0 +1,137 @@
+"""Everything that an experiment names, looked at piece by piece, so that all of its mistakes are found at once.
+
+A run is refused by the first mistake that `lay_out` meets; here the same pieces are tried one by one, and only if they
+are all right the runs are laid out as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from fleetbed.emulator.algorithms import load_method
+from fleetbed.emulator.data import open_dataset, prepare
+from fleetbed.emulator.data.sources import root_of
+from fleetbed.emulator.data.torchvision_sets import KNOWN
+from fleetbed.emulator.engine.layout import check_assign, check_method, lay_out, stand_ins
+from fleetbed.emulator.method.algorithm import Context
+from fleetbed.emulator.run.replay import read_recording
+from fleetbed.emulator.timeline.policies import check_policy
+from fleetbed.emulator.timeline.traces import load_presence, load_rates
+from fleetbed.models.base import Family, InputSpec
+from fleetbed.models.families.lookup import family
+from fleetbed.profiles.errors import HostCannot
+from fleetbed.profiles.experiment import Data, Experiment, RunConfig, runs
+from fleetbed.profiles.files import user_path
+from fleetbed.profiles.mistakes import Mistakes
+from fleetbed.profiles.resolve import clients_of, load_device, load_fleet, load_link
+from fleetbed.profiles.types import ClientSpec
+
+
+def check_experiment(experiment: Experiment, search: Sequence[Path], mistakes: Mistakes) -> list[str]:
+    """Note what does not exist or does not go together; gives remarks on what this host lacks."""
+    attempt = mistakes.attempt
+    specs = attempt(lambda: clients_of(load_fleet(experiment.fleet, search, "fleet"), search, experiment.fleet))
+    attempt(lambda: load_device(experiment.server.device, search, "server.device"))
+    attempt(lambda: load_link(experiment.server.link, search, "server.link"))
+    model = _check_model(experiment, specs, mistakes)
+    remarks = _missing(experiment.data)
+    spec = attempt(lambda: _known_spec(experiment.data) if remarks else _spec(experiment.data))
+    if model is not None and spec is not None:
+        whole, given = model, spec
+        attempt(lambda: whole.check_input(given))
+    if specs is not None:
+        _check_clients(experiment, specs, mistakes)
+    _check_methods(experiment, model, spec, mistakes)
+    if not mistakes.sentences and not remarks:
+        for config in _representatives(experiment):
+            try:
+                attempt(lambda config=config: lay_out(config, search))  # type: ignore[misc]
+            except HostCannot as error:
+                return [str(error)]
+    return remarks
+
+
+def _check_model(experiment: Experiment, specs: Sequence[ClientSpec] | None, mistakes: Mistakes) -> Family | None:
+    choice = experiment.model
+    every = mistakes.attempt(lambda: family(choice.family, choice.options))
+    model = None if every is None else mistakes.attempt(lambda: every.narrow(choice.variants))
+    if model is not None:
+        for fixed in [a.variant for a in experiment.algorithms if a.variant is not None]:
+            mistakes.attempt(lambda fixed=fixed: model.check_variant(fixed))  # type: ignore[misc]
+        mistakes.attempt(lambda: check_assign(choice, model, None if specs is None else len(specs)))
+    return model
+
+
+def _check_clients(experiment: Experiment, specs: Sequence[ClientSpec], mistakes: Mistakes) -> None:
+    """What depends on how many there are: policies, traces."""
+    for policy in experiment.policies:
+        mistakes.attempt(lambda p=policy: check_policy(experiment.participation, p, len(specs)))  # type: ignore[misc]
+    mistakes.attempt(lambda: load_presence(experiment, len(specs)))
+    mistakes.attempt(lambda: load_rates(experiment, len(specs), experiment.seeds[0]))
+
+
+def _check_methods(experiment: Experiment, model: Family | None, spec: InputSpec | None, mistakes: Mistakes) -> None:
+    """Names and parameters in any case; what goes with which policy, model and data where these are known."""
+    known = model is not None and spec is not None
+    whole = model or family("resnet-stage")
+    for number, choice in enumerate(experiment.algorithms):
+        context = Context(
+            seed=experiment.seeds[0],
+            spec=spec or InputSpec((3, 32, 32), 10),
+            family=whole,
+            clients=tuple(stand_ins(whole, experiment.model.assign if choice.variant is None else (choice.variant,))),
+            training=experiment.training,
+            rounds=experiment.rounds,
+            public=_Promised(experiment.data.public) if experiment.data.public else None,
+        )
+        method = mistakes.attempt(lambda n=number, c=choice, k=context: load_method(c, k, f"algorithms.{n}"))  # type: ignore[misc]
+        for config in [c for c in _representatives(experiment) if c.algorithm is choice and method is not None]:
+            if known:
+                mistakes.attempt(lambda c=config, m=method: check_method(c, m))  # type: ignore[misc]
+            replay = experiment.timing.replay
+            if replay is not None:
+                folder = user_path(replay, "timing.replay")
+                mistakes.attempt(lambda c=config, f=folder: read_recording(f, c))  # type: ignore[misc]
+
+
+def _representatives(experiment: Experiment) -> Iterator[RunConfig]:
+    """Every method under every policy, and every seed, without all of their combinations."""
+    first_seed, first, policy = experiment.seeds[0], experiment.algorithms[0], experiment.policies[0]
+    for config in runs(experiment):
+        if config.seed == first_seed or (config.algorithm is first and config.policy is policy):
+            yield config
+
+
+@dataclass(frozen=True)
+class _Promised:
+    """The server's samples, of which only the number is known."""
+
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def draw(self, count: int, seed: int) -> Tensor:
+        raise AssertionError(f"{count} samples for {seed} were drawn while an experiment was checked")
+
+
+def _missing(data: Data) -> list[str]:
+    """A set that has a name but is not on this host: nothing is downloaded to check an experiment."""
+    known = KNOWN.get(data.name)
+    if known is None or known.missing(root_of(data)) is None:
+        return []
+    return [f"{data.name} is not in {root_of(data)}, so how its samples are dealt out was not checked"]
+
+
+def _known_spec(data: Data) -> InputSpec:
+    known = KNOWN[data.name]
+    channels, height, width = known.shape
+    return InputSpec((data.channels or channels, data.image_size or height, data.image_size or width), known.classes)
+
+
+def _spec(data: Data) -> InputSpec:
+    return open_dataset(prepare(data)).spec

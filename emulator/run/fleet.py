@@ -1,0 +1,146 @@
+"""The fleet of a run: its processes and their limits behind one executor, in any of the three ways to run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fleetbed.emulator.engine.layout import Layout
+from fleetbed.emulator.engine.participant import Participant
+from fleetbed.emulator.engine.timing import Timing
+from fleetbed.emulator.limits.plan import Cap, GpuPlan, LimitPlan
+from fleetbed.emulator.machine import heap, host
+from fleetbed.emulator.method.algorithm import Client
+from fleetbed.emulator.processes.broker import Broker
+from fleetbed.emulator.processes.executor import SERVICE, Executor, InlineExecutor, Order
+from fleetbed.emulator.processes.forking import one_thread
+from fleetbed.emulator.processes.launcher import Launcher
+from fleetbed.emulator.processes.task_runner import TaskRunner
+from fleetbed.emulator.wire.messages import Measure, Setup
+from fleetbed.emulator.wire.storage import write_atomically
+
+
+class FleetProcesses:
+    """Starts with nothing but services; `start` brings the clients in."""
+
+    def __init__(self, layout: Layout, folder: Path, on_tick: Callable[[], None]) -> None:
+        self._layout = layout
+        self._folder = folder
+        experiment = layout.config.experiment
+        self._mode = experiment.processes
+        self._broker: Broker | None = None
+        self._trials = 0
+        self.executor: Executor
+        setup = self._write_setup(())
+        # As in a client's process: other thread counts give other bits. And threads of the broker's own would spin for
+        # the cores that the clients train on.
+        one_thread()
+        heap.keep()
+        if self._mode == "inline":
+            self.executor = self._inline = InlineExecutor(TaskRunner.open(setup))
+            return
+        launcher = Launcher(layout.config.name, folder / "workers.log")
+        self.executor = self._broker = Broker(
+            launcher, capacity=host.cores(), one_task=self._mode == "on-demand", on_tick=on_tick
+        )
+        self._broker.configure(str(folder / "setup.json"))
+        for number in range(host.cores()):
+            name = f"{SERVICE}-{number}"
+            self._broker.enlist(name, f"fleetbed: {name}", LimitPlan(name))
+
+    def settle(self) -> None:
+        """Wait until what was started leaves the host alone, for a measurement."""
+        if self._broker is not None:
+            self._broker.wait_for_zygote()
+
+    def try_out(self, name: str, variant: str, samples: int, cap_bytes: int) -> str | None:
+        """One step in a process of its own under this cap; gives what went wrong, if anything."""
+        if self._broker is None:
+            return None
+        self._broker.enlist(name, f"fleetbed: {name}", LimitPlan(name, memory_bytes=cap_bytes))
+        self._trials += 1
+        header = Measure(
+            task=-(1 << 50) - self._trials,
+            variant=variant,
+            kind="train",
+            part="all",
+            samples=samples,
+            optimise=True,
+            once=True,
+        )
+        self._broker.submit(Order(header=header, worker=name))
+        outcome = self._broker.wait(header.task)
+        self._broker.dismiss(name)
+        return None if outcome.kind == "ok" else outcome.detail
+
+    def start(self, participants: Mapping[int, Participant], timing: Timing, *, keep_heap: bool) -> None:
+        """Bring the clients in: each process inside its limits before it touches data."""
+        setup = self._write_setup(tuple(who.client for who in participants.values()), keep_heap=keep_heap)
+        if self._broker is None:
+            self._inline.workplace = TaskRunner.open(setup)
+            return
+        self._broker.configure(str(self._folder / "setup.json"))
+        self._broker.admit_up_to(timing.capacity(host.cores()))
+        for who in participants.values():
+            title = f"fleetbed: client {who.spec.name} {who.spec.kind}"
+            self._broker.enlist(who.worker, title, _limits(who, timing))
+        if self._mode == "resident":
+            self._broker.start([who.worker for who in participants.values()])
+
+    def cap_rows(self, participants: Mapping[int, Participant]) -> list[dict[str, Any]]:
+        """What became of every knob of every client: enforced by the kernel, modelled by the timeline."""
+        found = self._broker.caps if self._broker is not None else {}
+        rows = []
+        for number, who in participants.items():
+            caps = {cap.knob: cap for cap in found.get(who.worker, ())}
+            caps.setdefault("cpu", self._cpu_without_cap(who))
+            if "memory" not in caps:
+                note = "the choice of the variant keeps to it, nothing enforces it"
+                caps["memory"] = Cap("memory", "modelled", "prediction", who.cap_bytes, None, "bytes", note)
+            rate = who.spec.link.down_mbit_s
+            caps["link"] = Cap("link", "modelled", "timeline", rate, rate, "Mbit/s", "transfers take device time")
+            rows += [{"client": number, **msgspec.structs.asdict(cap)} for cap in caps.values()]
+        return rows
+
+    def close(self) -> None:
+        self.executor.close()
+
+    def _cpu_without_cap(self, who: Participant) -> Cap:
+        source = self._layout.config.experiment.timing.source
+        return Cap(
+            "cpu",
+            "modelled",
+            f"timeline: {source}",
+            who.spec.device.rate_gflops,
+            None,
+            "GFLOPS",
+            "full speed",
+        )
+
+    def _write_setup(self, clients: tuple[Client, ...], *, keep_heap: bool = False) -> Setup:
+        """Before the clients are chosen and after; a zygote that is late reads the second twice, which says no less."""
+        setup = Setup(
+            config=self._layout.config,
+            folder=str(self._folder.absolute()),
+            dataset=str(self._layout.folder),
+            clients=clients,
+            keep_heap=keep_heap,
+        )
+        text = msgspec.json.encode(setup)
+        write_atomically(self._folder / "setup.json", lambda part: part.write_bytes(text))
+        return setup
+
+
+def _limits(who: Participant, timing: Timing) -> LimitPlan:
+    gpu = None
+    if who.spec.device.trains_on == "gpu":
+        gpu = GpuPlan(share=min(1.0, who.share), memory_bytes=who.cap_bytes)
+    return LimitPlan(
+        who.worker,
+        memory_bytes=who.cap_bytes if who.capped else None,
+        cpu_cores=timing.ceiling_cores(who.share),
+        gpu=gpu,
+    )

@@ -1,0 +1,183 @@
+"""What a run decides before its first round: timing, variants, shares of the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from fleetbed.emulator.engine.layout import Layout
+from fleetbed.emulator.engine.observer import Observer
+from fleetbed.emulator.engine.participant import Participant
+from fleetbed.emulator.engine.prepared import Prepared
+from fleetbed.emulator.engine.timing import Enforced, Modelled, Replay, Timing, TrainingCosts
+from fleetbed.emulator.machine import host, measuring_lock
+from fleetbed.emulator.machine.calibration import Calibration, Store, load_or_measure
+from fleetbed.emulator.method.algorithm import Client
+from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.run.fitting import MIB, client_rows, fit, try_out
+from fleetbed.emulator.run.fleet import FleetProcesses
+from fleetbed.emulator.run.references import References
+from fleetbed.emulator.run.replay import read_recording
+from fleetbed.emulator.timeline.time_scale import make_time_scale
+from fleetbed.models.cost.choose import Choice
+from fleetbed.models.cost.predict import cost
+
+#: the part of the host's available memory that clients may keep between tasks
+HEAP_PART = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fresh(Prepared):
+    """The decisions of a run that begins, with what its records say of them."""
+
+    state: Bundle
+    choices: dict[int, Choice]
+    client_rows: list[dict[str, Any]]
+    notices: list[tuple[str, str]]  # what a person should know of them: a kind and a sentence
+
+
+def prepare_fresh(layout: Layout, fleet: FleetProcesses, watch: Observer) -> Fresh:
+    timing, references = _timing(layout, fleet, watch, None)
+    choices = fit(layout, timing.budget_s)
+    if timing.tries_out:
+        choices = try_out(layout, choices, fleet)
+    variants = timing.variants({number: choice.variant for number, choice in choices.items()})
+    choices = {number: replace(choice, variant=variants[number]) for number, choice in choices.items()}
+    chosen = {number: variant for number, variant in variants.items() if variant is not None}
+    watch.say(_summary(chosen, len(choices), [one.config.algorithm.title for one in layout.compared()]))
+    if references is not None:
+        watch.say("looking up how long the models in use take on this host, or measuring it")
+    known = None if references is None else references.calibration.disturbed
+    prepared, state = prepare(layout, timing, references, chosen, watch)
+    warning = None if prepared.calibration is None else prepared.calibration.warning
+    if warning is not None and prepared.calibration is not None and prepared.calibration.disturbed != known:
+        watch.say(warning)
+    return Fresh(
+        **vars(prepared),
+        state=state,
+        choices=choices,
+        client_rows=client_rows(layout, choices, prepared.participants),
+        notices=[] if warning is None else [("calibration", warning)],
+    )
+
+
+def prepare_again(
+    layout: Layout,
+    fleet: FleetProcesses,
+    watch: Observer,
+    *,
+    variants: dict[int, str],
+    time_scale: float | None,
+    calibration: Calibration | None,
+) -> Prepared:
+    """A run that goes on keeps what it decided, and the calibration that it decided it by."""
+    timing, references = _timing(layout, fleet, watch, calibration)
+    return prepare(layout, timing, references, variants, watch, time_scale)[0]
+
+
+def prepare(
+    layout: Layout,
+    timing: Timing,
+    references: References | None,
+    variants: dict[int, str],
+    watch: Observer,
+    time_scale: float | None = None,
+) -> tuple[Prepared, Bundle]:
+    """All that follows from the variants, and the method's first state."""
+    clients = {number: Client(number, v, len(layout.split.train[number])) for number, v in variants.items()}
+    method = layout.method(list(clients.values()))
+    state = method.setup()
+    specs = layout.specs
+    heaviest = {number: method.heaviest(state, client) for number, client in clients.items()}
+    tasks = [(specs[n].kind, specs[n].device, clients[n].variant, heaviest[n]) for n in clients]
+    if (said := timing.fit_scale(tasks, time_scale)) is not None:
+        watch.say(said)
+    participants = {
+        number: Participant(
+            spec=specs[number],
+            client=client,
+            cap_bytes=int(specs[number].device.cap_mib * MIB),
+            heaviest=heaviest[number],
+            capped=number not in layout.assigned,
+            share=timing.share(specs[number].device, client.variant, heaviest[number]),
+            slowdown=timing.slowdown(specs[number].device, client.variant, heaviest[number]),
+        )
+        for number, client in clients.items()
+    }
+    prepared = Prepared(
+        participants=participants,
+        timing=timing,
+        method=method,
+        calibration=None if references is None else references.calibration,
+        keep_heap=_keep_heap(layout, participants),
+    )
+    return prepared, state
+
+
+def _keep_heap(layout: Layout, participants: dict[int, Participant]) -> bool:
+    """Whether clients keep their heap between tasks: where the host has room for all of them at their largest.
+
+    A heap that is given back is faulted in again, page by page, by the next task.
+    """
+    if layout.config.experiment.processes != "resident":
+        return False  # a process that ends with its task has nothing to keep
+    optimizer, spec = layout.config.experiment.training.optimizer, layout.dataset.spec
+    needed = sum(
+        cost(layout.family, who.client.variant, spec, who.heaviest, optimizer).memory_bytes
+        for who in participants.values()
+    )
+    return needed <= HEAP_PART * host.available_bytes()
+
+
+def _timing(
+    layout: Layout, fleet: FleetProcesses, watch: Observer, calibration: Calibration | None
+) -> tuple[Timing, References | None]:
+    """The form that the experiment asks for, and the reference times of this host where it needs them."""
+    experiment, spec = layout.config.experiment, layout.dataset.spec
+    choice, optimizer = experiment.timing, experiment.training.optimizer
+    training = TrainingCosts(layout.family, spec, optimizer)
+    if choice.source == "modelled":
+        return Modelled(training), None
+    if choice.source == "replay":
+        assert choice.replay is not None  # the experiment was checked
+        return Replay(training, read_recording(Path(choice.replay), layout.config)), None
+    calibration = calibration or _calibration(fleet, watch)
+    references = References(calibration, Store(), fleet.executor, experiment.model, spec, optimizer, watch.say)
+    scale = make_time_scale(choice.time_scale)
+    return Enforced(training, calibration.rate, references.host_s, scale), references
+
+
+def _calibration(fleet: FleetProcesses, watch: Observer) -> Calibration:
+    if Store().load() is None:
+        watch.say("measuring how fast this host is, once: about ten seconds")
+        fleet.settle()
+        with measuring_lock.alone(watch.say):
+            load_or_measure()
+    calibration = load_or_measure()
+    if calibration.warning is not None:
+        watch.say(calibration.warning)
+    return calibration
+
+
+def _summary(variants: dict[int, str], total: int, common_to: list[str]) -> str:
+    counts: dict[str, int] = {}
+    for variant in variants.values():
+        counts[variant] = counts.get(variant, 0) + 1
+    chosen = ", ".join(f"{count} x {variant}" for variant, count in sorted(counts.items()))
+    unfit = f"; {total - len(variants)} clients are unfit" if len(variants) < total else ""
+    shared = f", common to {', '.join(common_to)}" if common_to else ""
+    return f"variants chosen{shared}: {chosen}{unfit}"
+
+
+def calibration_meta(calibration: Calibration | None) -> dict[str, Any] | None:
+    return None if calibration is None else {"id": calibration.id, **msgspec.to_builtins(calibration)}
+
+
+def calibration_from(meta: dict[str, Any] | None) -> Calibration | None:
+    if meta is None:
+        return None
+    return msgspec.convert({key: value for key, value in meta.items() if key != "id"}, Calibration)

@@ -1,0 +1,107 @@
+"""Reference times: what a pass takes on this host, hot and alone. Measured once per host, kept in the calibration."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+
+import msgspec
+from msgspec import Struct
+
+from fleetbed.emulator.machine import measuring_lock
+from fleetbed.emulator.machine.calibration import RETRIES, Calibration, Store, disturbance
+from fleetbed.emulator.processes.executor import SERVICE, Executor, Order
+from fleetbed.emulator.wire.messages import Measure, Measured
+from fleetbed.models.base import InputSpec
+from fleetbed.models.work import Pass, Work
+from fleetbed.profiles.errors import FleetbedError
+from fleetbed.profiles.experiment import Model, Optimizer
+
+
+class Reference(Struct, frozen=True):
+    """A pass through a variant whose time on the host is measured."""
+
+    variant: str
+    kind: str  # train, forward, parameters
+    part: str
+    samples: int
+    optimise: bool = False
+
+
+def references(variant: str, work: Work) -> Iterator[tuple[Reference, int]]:
+    """The passes that a task is made of, each with how often it occurs."""
+    if work.steps:
+        yield Reference(variant, "train", "all", work.batch, optimise=True), work.steps
+        for extra in work.each_step:
+            yield _reference(variant, extra), work.steps
+        if work.parameter_passes:
+            yield Reference(variant, "parameters", "all", 1), work.steps * work.parameter_passes
+    for extra in work.once:
+        yield _reference(variant, extra), 1
+
+
+def _reference(variant: str, extra: Pass) -> Reference:
+    return Reference(variant, extra.kind, extra.part, extra.samples)
+
+
+class References:
+    """Looks a pass up in the calibration; what is not there is measured now, with nothing else running."""
+
+    def __init__(
+        self,
+        calibration: Calibration,
+        store: Store,
+        executor: Executor,
+        model: Model,
+        spec: InputSpec,
+        optimizer: Optimizer,
+        say: Callable[[str], None],
+    ) -> None:
+        self.calibration = calibration
+        self._store = store
+        self._executor = executor
+        # all that the time of a pass depends on beside the pass itself
+        update = f"fused {optimizer.name}"
+        about = msgspec.json.encode([model.family, model.options, spec, update, bool(optimizer.momentum)])
+        self._prefix = f"{model.family}-{hashlib.blake2b(about, digest_size=6).hexdigest()}"
+        self._say = say
+        self._measured = 0
+
+    def host_s(self, variant: str, work: Work) -> float:
+        """The seconds that this work takes here."""
+        return sum(self.seconds(reference) * count for reference, count in references(variant, work))
+
+    def seconds(self, reference: Reference) -> float:
+        optimise = "-optimise" if reference.optimise else ""
+        key = f"{self._prefix}/{reference.variant}/{reference.kind}-{reference.part}-{reference.samples}{optimise}"
+        if key not in self.calibration.steps:
+            with measuring_lock.alone(self._say):
+                self.calibration = self._store.add_steps(self.calibration, {})  # another run may have measured it
+                if key not in self.calibration.steps:
+                    seconds, problem = self._steady(reference)
+                    disturbed = {} if problem is None else {key: problem}
+                    self.calibration = self._store.add_steps(self.calibration, {key: seconds}, disturbed)
+        return self.calibration.steps[key]
+
+    def _steady(self, reference: Reference) -> tuple[float, str | None]:
+        """The time of a pass and what disturbed it, if it was disturbed every time that it was measured."""
+        found: list[float] = []
+        problem = None
+        while len(found) <= RETRIES:
+            measured = self._measure(reference)
+            problem = disturbance(measured.spread, measured.other_cores)
+            if problem is None:
+                return measured.seconds, None
+            found.append(measured.seconds)
+        return min(found), problem  # others only ever make it slower
+
+    def _measure(self, reference: Reference) -> Measured:
+        # numbers of their own, far from those of evaluations, which count down from -1
+        self._measured += 1
+        task = -(1 << 40) - self._measured
+        header = Measure(task=task, **msgspec.structs.asdict(reference))
+        self._executor.submit(Order(header=header, worker=SERVICE))
+        outcome = self._executor.wait(task)
+        if not isinstance(outcome.answer, Measured):
+            raise FleetbedError(f"measuring {reference} on this host failed: {outcome.detail}")
+        return outcome.answer

@@ -1,0 +1,323 @@
+"""One run from its configuration to its records: lay out, choose, start the fleet, loop, clean up."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import platform
+import shutil
+import sqlite3
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fleetbed.emulator.checks.doctor import examine
+from fleetbed.emulator.checks.verify import kept, worst
+from fleetbed.emulator.engine.engine import Engine
+from fleetbed.emulator.engine.evaluation import Evaluations
+from fleetbed.emulator.engine.guarded import MethodFailed
+from fleetbed.emulator.engine.layout import Layout, lay_out
+from fleetbed.emulator.engine.observer import Observer
+from fleetbed.emulator.engine.participant import Participant
+from fleetbed.emulator.engine.prepared import Prepared
+from fleetbed.emulator.engine.progress import Progress
+from fleetbed.emulator.limits.gpu import card_names
+from fleetbed.emulator.machine import host, ulimits
+from fleetbed.emulator.machine.calibration import host_fingerprint
+from fleetbed.emulator.machine.capacity import check_room
+from fleetbed.emulator.method.bundle import Bundle, Value
+from fleetbed.emulator.method.targets import target_tensors
+from fleetbed.emulator.records.records import Records
+from fleetbed.emulator.records.results import Result
+from fleetbed.emulator.records.seal import Seal
+from fleetbed.emulator.resume import identity
+from fleetbed.emulator.resume.checkpoint import Checkpoints, Loaded
+from fleetbed.emulator.resume.resumption import look_up
+from fleetbed.emulator.run.deadlines import out_of_reach
+from fleetbed.emulator.run.fleet import FleetProcesses
+from fleetbed.emulator.run.preparation import (
+    calibration_from,
+    calibration_meta,
+    prepare_again,
+    prepare_fresh,
+)
+from fleetbed.emulator.run.start import first_progress
+from fleetbed.emulator.wire.storage import load_bundle, save_bundle, write_atomically
+from fleetbed.profiles.errors import BadInput, FleetbedError
+from fleetbed.profiles.experiment import RunConfig
+
+#: a run whose tasks overran their plans by more than this (95th percentile) is labelled degraded
+DEGRADED_OVERRUN = 1.05
+ERROR_LOG = "error.log"  # the traceback of a method that failed
+LEAST_ROOM_BYTES = 1 << 20  # with less than this a write to the records may fail
+#: what may help a run in which nothing was merged, by the outcome of most tasks
+HINTS = {
+    "late": "raise policies.deadline_s or device_time_limit_s, or lower training.max_steps",
+    "offline": "look at availability: clients left before their results had arrived",
+    "refused": "lower training.optimizer.lr: results held values that are not finite",
+}
+
+
+def start(config: RunConfig, folder: Path, *, search: Sequence[Path], command: str, watch: Observer) -> None:
+    """A new run in a new folder. What is refused is refused before the folder exists."""
+    layout = lay_out(config, search)
+    check_room(len(layout.specs), config.experiment.processes)
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError as error:
+        raise BadInput(f"{folder}: the run's folder exists; choose another with --out, or use --resume") from error
+    except OSError as error:
+        raise BadInput(
+            f"{folder}: the run's folder cannot be made ({error.strerror}); choose another with --out"
+        ) from error
+    try:
+        with _io_errors(folder), _records(folder) as records:
+            (folder / "partition.json").write_bytes(layout.split.to_json())
+            records.set_meta(**_head(config, command), profiles=identity.profiles(layout))
+            with _status(records, folder):
+                result = _Run(layout, folder, records, watch).begin()
+    except BadInput:
+        if not Checkpoints(folder).found():  # nothing was done yet
+            shutil.rmtree(folder)
+        raise
+    watch.say(_done(result))
+
+
+def resume(config: RunConfig, folder: Path, *, search: Sequence[Path], watch: Observer) -> None:
+    """Continue a run that was interrupted or killed, or that is to have more rounds, from a whole checkpoint."""
+    with _io_errors(folder), _records(folder) as records:
+        layout, checkpoint = look_up(config, folder, records, search)
+        check_room(len(layout.specs), config.experiment.processes)
+        partition = layout.split.to_json()  # as its digest in the records says; the file may have been changed
+        write_atomically(folder / "partition.json", lambda part: part.write_bytes(partition))
+        before = records.meta("config")["experiment"]["rounds"]
+        if before < config.experiment.rounds:
+            text = f"rounds were added: {before} at first, {config.experiment.rounds} now"
+            records.write({"notices": [{"host_s": checkpoint.stored.host_s, "kind": "rounds", "text": text}]})
+        records.set_meta(status="running", error=None, ended=None, config=msgspec.to_builtins(config))
+        with _status(records, folder):
+            result = _Run(layout, folder, records, watch).go_on(checkpoint)
+    watch.say(_done(result))
+
+
+def check_resumable(config: RunConfig, folder: Path, *, search: Sequence[Path]) -> None:
+    """Raise what `resume` would, without changing anything."""
+    with _io_errors(folder), _records(folder) as records:
+        look_up(config, folder, records, search)
+
+
+class NothingMerged(FleetbedError):
+    """The run went through all of its rounds, but its model is still the initial one."""
+
+
+class _Run:
+    """A run in its folder; `begin` and `go_on` differ in where the decisions and the progress come from."""
+
+    def __init__(self, layout: Layout, folder: Path, records: Records, watch: Observer) -> None:
+        self._layout = layout
+        self._config = layout.config
+        self._folder = folder
+        self._records = records
+        self._watch = watch
+        self._checkpoints = Checkpoints(folder)
+        self._seal = Seal(records)
+
+    def begin(self) -> Result | None:
+        started_s = time.monotonic()
+        self._records.set_meta(started=_now())  # what the records' host times count from
+        with contextlib.closing(FleetProcesses(self._layout, self._folder, self._watch.tick)) as fleet:
+            prepared = prepare_fresh(self._layout, fleet, self._watch)
+            progress = first_progress(self._layout, prepared)
+            late = out_of_reach(self._layout, prepared)
+            for sentence in late:
+                self._watch.say(sentence)
+            self._records.write({"clients": prepared.client_rows})
+            self._note([*prepared.notices, *(("deadline", sentence) for sentence in late)], started_s)
+            self._records.set_meta(
+                timing=prepared.timing.meta(),
+                calibration=calibration_meta(prepared.calibration),
+                series=prepared.method.needs.reported,
+            )
+            return self._loop(fleet, prepared, progress, started_s)
+
+    def _note(self, notices: Sequence[tuple[str, str]], started_s: float) -> None:
+        host_s = time.monotonic() - started_s
+        rows = [{"host_s": host_s, "device_s": 0.0, "kind": kind, "text": text} for kind, text in notices]
+        self._records.write({"notices": rows})
+
+    def go_on(self, checkpoint: Loaded) -> Result | None:
+        stored, progress, damaged = checkpoint
+        for problem in damaged.values():
+            self._watch.say(f"{problem}; continuing from an older checkpoint")
+        self._checkpoints.clean(damaged)
+        under_way = {task.number for task in stored.tasks}
+        self._records.rewind(stored.version, stored.next_task, under_way, progress.timeline.now_s)
+        self._seal.upto(stored.version, stored.next_task, under_way)
+        self._watch.say(f"continuing after merge {stored.version}, {progress.timeline.now_s:.1f} s of device time")
+        with contextlib.closing(FleetProcesses(self._layout, self._folder, self._watch.tick)) as fleet:
+            prepared = prepare_again(
+                self._layout,
+                fleet,
+                self._watch,
+                variants=stored.variants,
+                time_scale=self._records.meta("timing").get("time_scale"),
+                calibration=calibration_from(self._records.meta("calibration")),
+            )
+            for number, who in prepared.participants.items():
+                who.kept = stored.kept[number]
+                who.fit = number not in stored.unfit
+            return self._loop(fleet, prepared, progress, time.monotonic() - stored.host_s)
+
+    def _loop(self, fleet: FleetProcesses, prepared: Prepared, progress: Progress, started_s: float) -> Result | None:
+        """Carry the rounds out; gives what the run came to."""
+        experiment, participants, method = self._config.experiment, prepared.participants, prepared.method
+        self._watch.say(f"starting {len(participants)} clients ({experiment.processes})")
+        fleet.start(participants, prepared.timing, keep_heap=prepared.keep_heap)
+        self._records.set_meta(heap_between_tasks="kept" if prepared.keep_heap else "given back")
+        self._records.write({"caps": fleet.cap_rows(participants)})
+        evaluations = Evaluations(fleet.executor, self._records, experiment.evaluation.batch)
+        engine = Engine(
+            layout=self._layout,
+            prepared=prepared,
+            executor=fleet.executor,
+            evaluations=evaluations,
+            records=self._records,
+            progress=progress,
+            checkpoint=lambda p: self._save(p, participants, time.monotonic() - started_s),
+            tick=self._watch.tick,
+            started_s=started_s,
+            say=self._watch.say,
+        )
+        self._watch.start(engine, evaluations)
+        try:
+            engine.run()
+        finally:
+            self._watch.stop()
+        context = method.context.with_initial() if method.needs.initial_on_client else method.context
+        for target in method.targets(engine.progress.state):
+            kept = participants[target.client].kept if target.client is not None else None
+            own = None if kept is None else load_bundle(self._folder / kept)
+            tensors = target_tensors(target, context, own)
+            about: dict[str, Value] = {"variant": target.variant, "client": target.client}
+            save_bundle(self._folder / "models" / f"{target.name}.safetensors", Bundle(tensors, about))
+        self._records.write({"caps": fleet.cap_rows(participants)})
+        self._records.set_meta(degraded=_degraded(self._records))
+        if engine.progress.version == 0:
+            raise NothingMerged(_nothing_merged(self._records))
+        return evaluations.latest
+
+    def _save(self, progress: Progress, participants: dict[int, Participant], host_s: float) -> None:
+        self._checkpoints.save(
+            progress,
+            participants,
+            run=identity.run_digest(self._config),
+            rounds=self._config.experiment.rounds,
+            records=self._seal.upto(progress.version, progress.next_task, progress.tasks.keys()),
+            host_s=host_s,
+        )
+
+
+@contextlib.contextmanager
+def _records(folder: Path) -> Iterator[Records]:
+    records = Records(folder / "run.sqlite")
+    try:
+        yield records
+    finally:
+        records.close()
+
+
+@contextlib.contextmanager
+def _io_errors(folder: Path) -> Iterator[None]:
+    """What the disk does to a run is a sentence, not a traceback; the records may be unable to hold it."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        # SQLite calls many things an input/output error
+        by_sqlite, code = isinstance(error, sqlite3.Error), getattr(error, "errno", None)
+        if code == errno.ENOSPC or (by_sqlite and _is_full(folder)):
+            problem = f"the disk is full: {error}; free some room"
+        elif code == errno.EFBIG or (by_sqlite and ulimits.holds_files_down()):
+            problem = f"a file is larger than the shell allows (ulimit -f): {error}; raise that limit"
+        else:
+            found = " ".join(str(error).split())
+            problem = f"{folder}: the run's folder cannot be used: {found}; make sure that you may read and write it"
+        raise FleetbedError(f"{problem} and continue with --resume, nothing that was merged is lost") from error
+
+
+def _is_full(folder: Path) -> bool:
+    return folder.exists() and shutil.disk_usage(folder).free < LEAST_ROOM_BYTES
+
+
+@contextlib.contextmanager
+def _status(records: Records, folder: Path) -> Iterator[None]:
+    """However the run ends, its folder says so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        records.set_meta(status="interrupted", ended=_now())
+        raise
+    except MethodFailed as error:
+        text = str(error)
+        if error.trace:
+            path = folder / ERROR_LOG
+            path.write_text(error.trace)
+            text = f"{text}; its traceback is in {path}"
+        records.set_meta(status="failed", error=text, ended=_now())
+        raise FleetbedError(f"{text}; fix it and continue with --resume, nothing that was merged is lost") from error
+    except FleetbedError as error:
+        status = "empty" if isinstance(error, NothingMerged) else "failed"
+        with contextlib.suppress(FleetbedError, sqlite3.Error):  # the records themselves may be what failed
+            records.set_meta(status=status, error=str(error), ended=_now())
+        raise
+    records.set_meta(status="done", ended=_now())
+
+
+def _done(result: Result | None) -> str:
+    return "done" if result is None else f"done: {result}"
+
+
+def _head(config: RunConfig, command: str) -> dict[str, Any]:
+    proved = kept()
+    return {
+        "fleetbed_version": version("fleetbed"),
+        "config": msgspec.to_builtins(config),
+        "status": "running",
+        "command": command,
+        "fingerprint": host_fingerprint(),
+        "versions": identity.versions(),
+        "host_can": msgspec.to_builtins(examine().knobs),
+        "verify": None if proved is None else msgspec.to_builtins(worst(proved)),
+        "host": {
+            "cpu": host.cpu_model(),
+            "cores": host.cores(),
+            "memory_bytes": host.memory_bytes(),
+            "kernel": platform.release(),
+            "python": platform.python_version(),
+            "gpu": card_names(),
+        },
+    }
+
+
+def _nothing_merged(records: Records) -> str:
+    counts = records.rows("SELECT outcome, count(*) FROM tasks GROUP BY outcome ORDER BY 2 DESC, 1")
+    ended = ", ".join(f"{count} {outcome}" for outcome, count in counts) or "none was begun"
+    hints = [HINTS[outcome] for outcome, _ in counts if outcome in HINTS]
+    return (
+        f"not one result was merged (tasks by outcome: {ended}), so the model is still the initial one; "
+        f"{hints[0] if hints else 'see the outcome and detail of each task in the records'}"
+    )
+
+
+def _degraded(records: Records) -> bool:
+    overruns = [overrun for (overrun,) in records.rows("SELECT overrun FROM tasks WHERE overrun IS NOT NULL")]
+    return len(overruns) > 1 and statistics.quantiles(overruns, n=20)[-1] > DEGRADED_OVERRUN
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -1,0 +1,135 @@
+"""A task on the device: which samples it sees, in which order, at which pace."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fleetbed.emulator.method.algorithm import Client, Context
+from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.method.job import LocalJob
+from fleetbed.emulator.method.optimizers import make_optimizer
+from fleetbed.emulator.method.schedule import batch_of, steps_of
+from fleetbed.models.base import InputSpec
+from fleetbed.models.families.lookup import family
+from fleetbed.profiles.experiment import LearningRate, Optimizer, Training
+
+SPEC = InputSpec((1, 8, 8), 3)
+FAMILY = family("resnet-stage", {"base_width": 4, "stem": "3x3"})
+
+
+class Numbered:
+    """A data set whose samples are their own index, so that a test sees which were drawn."""
+
+    def batch(self, split: str, rows: np.ndarray, rng: object) -> tuple[torch.Tensor, torch.Tensor]:
+        assert split == "train"
+        return torch.from_numpy(np.asarray(rows)).float(), torch.from_numpy(np.asarray(rows) % 3)
+
+
+class CountingPacer:
+    steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+
+
+def test_the_learning_rate_is_that_of_the_round() -> None:
+    changes = (LearningRate(round=3, lr=0.02), LearningRate(round=5, lr=0.003))
+    training = Training(optimizer=Optimizer(lr=0.1, momentum=0.0), schedule=changes)
+    assert [training.optimizer_in(n).lr for n in range(1, 7)] == [0.1, 0.1, 0.02, 0.02, 0.003, 0.003]
+    assert training.optimizer_in(4) == Optimizer(lr=0.02, momentum=0.0)
+
+
+def job(
+    samples: int = 10, task: int = 0, client: int = 2, pacer: CountingPacer | None = None, **training: int
+) -> LocalJob:
+    context = Context(
+        seed=5,
+        spec=SPEC,
+        family=FAMILY,
+        clients=(),
+        training=Training(**{"batch": 4, **training}),  # type: ignore[arg-type]
+        rounds=1,
+    )
+    return LocalJob(
+        context=context,
+        client=Client(client, "resnet10", samples),
+        message=Bundle(),
+        kept=None,
+        task=task,
+        dataset=Numbered(),  # type: ignore[arg-type]
+        indices=np.arange(100, 100 + samples),
+        pacer=pacer,
+    )
+
+
+def seen(task: LocalJob, **how: int) -> list[list[int]]:
+    return [[int(v) for v in x] for x, _ in task.batches(**how)]
+
+
+def test_an_epoch_is_a_permutation_without_the_last_incomplete_batch() -> None:
+    batches = seen(job(10))
+    assert [len(batch) for batch in batches] == [4, 4]
+    flat = [sample for batch in batches for sample in batch]
+    assert len(set(flat)) == 8
+    assert set(flat) <= set(range(100, 110))
+
+
+def test_epochs_differ_and_all_samples_come_round() -> None:
+    batches = seen(job(10), epochs=40)
+    assert len(batches) == 80
+    assert {sample for batch in batches for sample in batch} == set(range(100, 110))
+    assert batches[:2] != batches[2:4]
+
+
+@pytest.mark.parametrize(("samples", "batch", "expected"), [(3, 4, [3]), (4, 4, [4]), (9, 4, [4, 4]), (1, 4, [2])])
+def test_small_clients(samples: int, batch: int, expected: list[int]) -> None:
+    # a lone sample is shown twice: batch norm cannot take a batch of one
+    assert [len(b) for b in seen(job(samples, batch=batch))] == expected
+
+
+def test_the_plan_counts_the_steps_that_are_made() -> None:
+    for samples in (1, 3, 4, 10, 33):
+        for training in (Training(batch=4), Training(batch=4, epochs=3), Training(batch=4, epochs=3, max_steps=5)):
+            task = job(samples, epochs=training.epochs, **({"max_steps": 5} if training.max_steps else {}))
+            assert len(seen(task)) == steps_of(samples, training) == task.steps
+            assert batch_of(samples, training.batch) == min(4, samples)
+
+
+def test_random_batches_are_of_the_asked_number_and_size() -> None:
+    batches = seen(job(10), steps=3, batch=6)
+    assert [len(batch) for batch in batches] == [6, 6, 6]
+    assert all(len(set(batch)) == 6 for batch in batches)
+
+
+def test_the_order_is_keyed_by_client_and_task() -> None:
+    assert seen(job()) == seen(job())
+    assert seen(job()) != seen(job(task=1))
+    assert seen(job()) != seen(job(client=3))
+
+
+def test_every_step_is_paced_after_it_was_made() -> None:
+    pacer = CountingPacer()
+    for number, _ in enumerate(job(10, pacer=pacer).batches()):
+        assert pacer.steps == number
+    assert pacer.steps == 2
+
+
+def test_a_sample_larger_than_the_data_repeats() -> None:
+    x, _ = job(3).sample(5, "features")
+    assert len(x) == 5
+    x, _ = job(10).sample(5, "features")
+    assert len(set(x.tolist())) == 5
+
+
+def test_a_model_holds_a_copy_and_trains() -> None:
+    torch.manual_seed(1)
+    tensors = dict(FAMILY.build("resnet10", SPEC).state_dict())
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    net = job(10).model(tensors)
+    optimizer = make_optimizer(Optimizer(lr=0.1), net)
+    net(torch.randn(4, 1, 8, 8)).sum().backward()
+    optimizer.step()
+    assert all(torch.equal(tensors[name], before[name]) for name in before)
+    assert any(not torch.equal(p, before[name]) for name, p in net.named_parameters())

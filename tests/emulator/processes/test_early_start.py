@@ -1,0 +1,45 @@
+"""The zygote that is started ahead is taken once, and ended where nobody takes it."""
+
+from __future__ import annotations
+
+from fleetbed.emulator.processes import early_start
+
+
+def is_running(process: early_start.ZygoteProcess) -> bool:
+    return process._process.poll() is None
+
+
+def test_one_that_nobody_took_is_ended_with_the_block() -> None:
+    with early_start.started_ahead():
+        (process,) = early_start._spare
+        assert is_running(process)
+    assert not is_running(process)
+    assert process.control.fileno() == -1
+
+
+def test_it_is_ended_although_an_error_comes_first() -> None:
+    found = []
+    try:
+        with early_start.started_ahead():
+            found += early_start._spare
+            raise ValueError
+    except ValueError:
+        pass
+    assert [is_running(process) for process in found] == [False]
+
+
+def test_it_is_taken_once() -> None:
+    with early_start.started_ahead():
+        (process,) = early_start._spare
+        assert early_start.take() is process
+        other = early_start.take()
+        assert other is not process
+    assert is_running(process), "who took it ends it"
+    for each in (process, other):
+        each.discard()
+
+
+def test_one_that_was_told_nothing_leaves_when_its_socket_closes() -> None:
+    process = early_start.ZygoteProcess()
+    process.close()
+    assert process._process.returncode == 0

@@ -1,0 +1,64 @@
+"""What a worker's process has done before its first order."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from fleetbed.emulator.checks.memory_meter import Case
+from fleetbed.emulator.checks.memory_meter import workplace as place
+from fleetbed.emulator.processes import forking, task_runner
+from fleetbed.emulator.processes.task_runner import TaskRunner
+from fleetbed.emulator.wire.messages import Measure
+from fleetbed.models.base import InputSpec
+from fleetbed.profiles.experiment import Optimizer
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> TaskRunner:
+    monkeypatch.setattr(task_runner, "_rehearsed", set())
+    return place(Case("resnet-width", "resnet26-eighth", InputSpec((1, 16, 16), 4), batch=2, optimizer=Optimizer()))
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The variants of the steps that lead nowhere, in the order in which they are made."""
+    made: list[str] = []
+    real = TaskRunner._pass
+
+    def counted(self: TaskRunner, order: Measure, model: object) -> object:
+        made.append(order.variant)
+        return real(self, order, model)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TaskRunner, "_pass", counted)
+    return made
+
+
+def steps_in_a_fork(here: TaskRunner, steps: list[str], variant: str) -> int:
+    """How many more steps a client makes before its first paced task."""
+    before = len(steps)
+
+    def client() -> None:
+        here.rehearse(variant)
+        os._exit(len(steps) - before)
+
+    return os.waitstatus_to_exitcode(os.waitpid(forking.fork(client), 0)[1])
+
+
+def test_the_models_in_use_are_rehearsed_once_for_all_forks(here: TaskRunner, steps: list[str]) -> None:
+    forking.warm(here.warm_up)
+    forking.warm(here.warm_up)
+    assert steps == ["resnet26-eighth"]
+    assert steps_in_a_fork(here, steps, "resnet26-eighth") == 0
+    assert steps_in_a_fork(here, steps, "resnet26-quarter") == 1
+
+
+def test_a_fork_rehearses_for_itself_where_the_zygote_cannot(
+    here: TaskRunner, steps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    forking.warm(here.warm_up)
+    assert steps == []
+    assert steps_in_a_fork(here, steps, "resnet26-eighth") == 1
