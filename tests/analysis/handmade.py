@@ -9,20 +9,19 @@ from typing import Any
 
 from synthetic_runs import CLASSES, NARROW
 
-from fleetbed.analysis.runs import Evaluation as EvaluationRow
-from fleetbed.analysis.runs import Task
+from fleetbed.analysis.tables.rows import EvaluationRow, TaskRow
 
 
-def make_task(task: int, client: int, round_: int, times: Sequence[float | None], **changes: Any) -> Task:
+def make_task(task: int, client: int, round_: int, times: Sequence[float | None], **changes: Any) -> TaskRow:
     """A task from its moments: dispatched, downloaded, compute start and end, uploaded."""
     dispatched, downloaded, begun, ended, uploaded = times
     assert dispatched is not None
-    row: dict[str, Any] = dict.fromkeys(Task.__struct_fields__)
+    row: dict[str, Any] = dict.fromkeys(TaskRow.__struct_fields__)
     row.update(task=task, client=client, round=round_, stage="train", variant="resnet10", outcome="ok", detail="")
     row.update(dispatched_s=dispatched, downloaded_s=downloaded, compute_start_s=begun, compute_end_s=ended)
     row.update(uploaded_s=uploaded, base_version=round_ - 1, merged_version=round_, staleness=0)
     row.update(host_queued_s=0.0, plan_s=1.0, cap_bytes=100, flops=1e9, bytes_down=10, bytes_up=10)
-    return Task(**{**row, **changes})
+    return TaskRow(**{**row, **changes})
 
 
 def make_evaluation(version: int, device_s: float, accuracy: float, **changes: Any) -> EvaluationRow:
@@ -37,7 +36,7 @@ def write_models(folder: Path, variants: Sequence[str], seed: int = 1, moved: fl
     from safetensors.torch import save_file
 
     from fleetbed.models.base import InputSpec, gather
-    from fleetbed.models.families import family
+    from fleetbed.models.families.lookup import family
 
     torch.manual_seed(seed)
     spec, models = InputSpec((1, 28, 28), CLASSES), family("resnet-stage", NARROW)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fleetbed.emulator.records import Records
+from fleetbed.emulator.records.records import Records
 from fleetbed.profiles.experiment import (
     AlgorithmChoice,
     Data,
@@ -118,7 +118,7 @@ def write_run(
             algorithms=tuple(AlgorithmChoice(name=m) for m in methods or (method,)),
             seeds=tuple(seeds or (seed,)),
             policies=(policy,),
-            timing=TimingChoice(source="enforced", dilation=1.5),
+            timing=TimingChoice(source="enforced", time_scale=1.5),
             rounds=rounds,
             evaluation=Evaluation(targets=targets),
         ),
@@ -160,7 +160,7 @@ def _meta(config: RunConfig, status: str) -> dict[str, Any]:
         "command": f"fleetbed run synthetic --seed {config.seed}",
         "started": "2025-01-02T03:04:05+00:00",
         "ended": "2025-01-02T03:24:05+00:00" if status == "done" else None,
-        "doctor": [
+        "host_can": [
             {"knob": "cpu", "status": "enforced", "backend": "pacing + cgroup v1 quota", "note": ""},
             {"knob": "memory", "status": "enforced", "backend": "cgroup v1", "note": ""},
             {
@@ -246,7 +246,7 @@ class _Writer:
         plan = steps * variant.step_gflop / (kind.rate_gflops * 0.22)
         overrun = 1 + abs(self.rng.normal(0, 0.01))
         downloaded = start + size * 8 / (kind.up_mbit_s * 2e6) + self.rng.uniform(0.01, 0.08)
-        begun = downloaded + self.rng.uniform(0, 0.02)
+        begun = downloaded
         ended = begun + plan * overrun
         uploaded = ended + size * 8 / (kind.up_mbit_s * 1e6) + self.rng.uniform(0.01, 0.2)
         outcome = "ok"

@@ -1,0 +1,256 @@
+"""Figures of a study: accuracy against what it cost, what was reached for how much, accuracy by variant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fleetbed.analysis.figures.style import COLOURS, DASHES, GREY, POLICY_LOOKS, RC, Look, legend_label, looks
+from fleetbed.analysis.tables.curves import Axis, Band, band, counted, curve, mean_accuracy
+from fleetbed.analysis.tables.series import Series
+from fleetbed.analysis.tables.units import scale, target_text
+from fleetbed.emulator.method.series import TITLES, TargetSeries
+from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.yaml_text import plain
+
+MOST_INSIDE = 6  # as many entries of a legend leave the curves room
+
+X_LABELS: dict[Axis, str] = {
+    "time": "Device time",
+    "rounds": "Round",
+    "bytes": "Bytes up and down, whole fleet",
+    "joules": "Energy, whole fleet",
+    "flops": "FLOPs, whole fleet",
+}
+
+
+def axis_label(axis: Axis, unit: str) -> str:
+    return f"{X_LABELS[axis]} ({unit})" if unit else X_LABELS[axis]
+
+
+def new_figure(width: float = 5.6, height: float = 3.6, **grid: Any) -> tuple[Figure, Any]:
+    """A figure of its own, unknown to pyplot: nothing to close, no window system."""
+    with mpl.rc_context(RC):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        return figure, figure.subplots(**grid)
+
+
+def accuracy_axes(axes: Axes, shown: TargetSeries) -> None:
+    """Name the series, unless it is the one that everybody expects."""
+    axes.set_ylabel("Test accuracy (%)" if shown == "global" else f"Test accuracy (%)\n{TITLES[shown]}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
+
+
+def curves_figure(series: Sequence[Series], axis: Axis, targets: Sequence[float]) -> Figure:
+    """Mean over seeds with a band of one standard deviation: stairs, or slopes from round to round.
+
+    Where all models of a method had diverged its line has a gap. Several methods under several policies get a panel
+    per method, in which colour and marker tell the policies apart.
+    """
+    bands = [(one, found) for one in series if (found := band(one, axis)) is not None]
+    if not bands:
+        why = "no device of these runs states its power" if axis == "joules" else "the runs have no evaluation yet"
+        raise BadInput(f"plot {axis}: there is nothing to draw, {why}.")
+    size, unit = scale(max(found.x[-1] for _, found in bands), axis)
+    methods = list(dict.fromkeys(one.method for one, _ in bands))
+    by_policy = len(methods) > 1 and len({one.policy for one, _ in bands}) > 1
+    panels = [[pair for pair in bands if pair[0].method == method] for method in methods] if by_policy else [bands]
+    beside = max(map(len, panels)) > MOST_INSIDE
+    by_method = looks(series)
+    with mpl.rc_context(RC):
+        width = 3.7 * len(panels) if by_policy else 7.6 if beside else 5.6
+        figure, grid = new_figure(width, ncols=len(panels), sharey=True, squeeze=False)
+        for axes, members in zip(grid[0], panels, strict=True):
+            if by_policy:
+                axes.set_title(plain(members[0][0].method))
+            for target in targets:
+                _target_line(axes, target)
+            for one, found in members:
+                seeds = f" ({found.seeds} seeds)" if found.seeds > 1 else ""
+                if by_policy:
+                    label, look = one.label.removeprefix(f"{one.method}, "), POLICY_LOOKS[one.policy]
+                else:
+                    label, look = one.label, by_method[one.method]
+                _draw_band(axes, found, size, label + seeds, look, DASHES[one.policy], stairs=axis != "rounds")
+            axes.set_xlabel(axis_label(axis, unit))
+            axes.set_xlim(left=0)
+            if axis == "rounds":
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.legend(**{"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if beside else {"loc": "best"})
+        accuracy_axes(grid[0][0], series[0].shown)
+    return figure
+
+
+def _target_line(axes: Axes, target: float) -> None:
+    axes.axhline(target, color=GREY, linewidth=0.8, linestyle=(0, (2, 2)))
+    axes.annotate(
+        f"target {target_text(target)}",
+        (1.0, target),
+        xycoords=("axes fraction", "data"),
+        ha="right",
+        va="bottom",
+        fontsize=7.5,
+        color=GREY,
+    )
+
+
+def _draw_band(axes: Axes, found: Band, size: float, label: str, look: Look, dashes: Any, *, stairs: bool) -> None:
+    """Stairs where it matters when a model was there; from round to round slopes are easier to tell apart."""
+    axes.plot(
+        found.x / size,
+        found.mean,
+        drawstyle="steps-post" if stairs else "default",
+        color=look.colour,
+        linestyle=dashes,
+        marker=look.marker,
+        markevery=max(1, len(found.x) // 8),
+        label=legend_label(label),
+    )
+    if found.seeds > 1:
+        low, high = found.mean - found.deviation, found.mean + found.deviation
+        axes.fill_between(
+            found.x / size, low, high, step="post" if stairs else None, color=look.colour, alpha=0.18, linewidth=0
+        )
+
+
+def pareto_figure(series: Sequence[Series]) -> Figure:
+    """Each run at its final accuracy and what it had spent, on every axis that these runs have."""
+    axes: tuple[Axis, ...] = ("time", "bytes", "joules")
+    points = {axis: {one.label: _final_points(one, axis) for one in series} for axis in axes}
+    shown = [axis for axis in axes if any(points[axis].values())]
+    if not shown:
+        raise BadInput("plot pareto: there is nothing to draw, no run has a final accuracy.")
+    with mpl.rc_context(RC):
+        figure, grid = new_figure(2.9 * len(shown) + 0.6, 3.0, ncols=len(shown), sharey=True, squeeze=False)
+        for panel, axis in zip(grid[0], shown, strict=True):
+            _pareto_panel(panel, axis, series, points[axis])
+        accuracy_axes(grid[0][0], series[0].shown)
+        grid[0][0].legend(loc="best")
+    return figure
+
+
+def _pareto_panel(
+    panel: Axes, axis: Axis, series: Sequence[Series], points: dict[str, list[tuple[float, float]]]
+) -> None:
+    """Runs small, means large; the line joins the means that nothing beats on both."""
+    look = looks(series)
+    size, unit = scale(max(x for found in points.values() for x, _ in found), axis)
+    means = []
+    for one in (one for one in series if points[one.label]):
+        xs, ys = [x / size for x, _ in points[one.label]], [y for _, y in points[one.label]]
+        dots: Any = {
+            "color": look[one.method].colour,
+            "marker": look[one.method].marker,
+            "linewidths": 0,
+            "clip_on": False,
+        }
+        panel.scatter(xs, ys, s=16, alpha=0.45, **dots)
+        panel.scatter(mean(xs), mean(ys), s=48, label=legend_label(one.label), **dots)
+        means.append((mean(xs), mean(ys)))
+    front = pareto_front(means)
+    panel.plot(*zip(*front, strict=True), color=GREY, linewidth=0.9, linestyle=(0, (2, 2)), zorder=0)
+    panel.set_xlabel(axis_label(axis, unit))
+    panel.set_xlim(left=0)
+
+
+def _final_points(one: Series, axis: Axis) -> list[tuple[float, float]]:
+    """Of the runs that did not diverge."""
+    curves = [found for run in one.runs if (found := curve(run, axis, one.shown)) is not None]
+    return [(float(found.x[-1]), float(found.accuracy[-1])) for found in curves if not np.isnan(found.accuracy[-1])]
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points that no other beats: none is both cheaper and more accurate."""
+    front: list[tuple[float, float]] = []
+    for x, y in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not front or y > front[-1][1]:
+            front.append((x, y))
+    return front
+
+
+def groups_figure(series: Sequence[Series]) -> Figure:
+    """Final accuracy of each variant's models, a bar per method: who gains, the small or the large ones."""
+    by_variant = {one.label: _final_by_variant(one) for one in series}
+    if not any(by_variant.values()):
+        raise BadInput("plot groups: there is nothing to draw, no run has a final accuracy.")
+    with mpl.rc_context(RC):
+        figure, axes = new_figure(5.6, 3.2)
+        grouped_bars(axes, series, by_variant)
+        axes.set_xlabel("Variant")
+        accuracy_axes(axes, series[0].shown)
+    return figure
+
+
+def grouped_bars(axes: Axes, series: Sequence[Series], values: dict[str, dict[str, list[float]]]) -> None:
+    """A group of bars per key of `values[label]`, a bar per series: the mean, with its standard deviation."""
+    groups = list(dict.fromkeys(group for found in values.values() for group in found))
+    look, width = looks(series), 0.8 / len(series)
+    for number, one in enumerate(series):
+        shown = [(place, values[one.label][g]) for place, g in enumerate(groups) if g in values[one.label]]
+        axes.bar(
+            [place + (number - (len(series) - 1) / 2) * width for place, _ in shown],
+            [mean(found) for _, found in shown],
+            width * 0.92,
+            yerr=[float(np.std(found, ddof=1)) if len(found) > 1 else 0.0 for _, found in shown],
+            error_kw={"elinewidth": 0.8, "ecolor": "#333333"},
+            color=look[one.method].colour,
+            hatch=None if one.policy == "sync" else "///",
+            edgecolor="white",
+            linewidth=0.4,
+            label=legend_label(one.label),
+        )
+    axes.set_xticks(range(len(groups)), [plain(group) for group in groups])
+    axes.grid(axis="x", visible=False)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _final_by_variant(one: Series) -> dict[str, list[float]]:
+    """Per variant, the accuracy of each seed's last evaluation, unless it had diverged."""
+    found: dict[str, list[float]] = {}
+    for run in one.runs:
+        tested = counted(run.evaluations, one.shown)
+        final = [evaluation for evaluation in tested if evaluation.version == tested[-1].version]
+        for variant in sorted({evaluation.variant for evaluation in final}):
+            accuracy = mean_accuracy([evaluation for evaluation in final if evaluation.variant == variant])
+            if not np.isnan(accuracy):
+                found.setdefault(variant, []).append(accuracy)
+    return found
+
+
+def metric_figure(series: Sequence[Series]) -> Figure:
+    """InCo's theta and beta over the merges: one panel each, a line per layer, mean over seeds."""
+    titles = {"theta": "θ, weight of the base layer", "beta": "β = ⟨g₀, gₖ⟩"}
+    lines: dict[str, dict[tuple[str, str], dict[int, list[float]]]] = {name: {} for name in titles}
+    for one in series:
+        for metric in (metric for run in one.runs for metric in run.metrics if metric.task is None):
+            name, _, layer = metric.name.partition("/")
+            if name in titles and metric.value is not None:
+                by_version = lines[name].setdefault((one.label, layer), {})
+                by_version.setdefault(metric.version, []).append(metric.value)
+    methods = {label for found in lines.values() for label, _ in found}
+    if not methods:
+        raise BadInput("plot inco: no run recorded theta or beta; give runs of a method with InCo.")
+    with mpl.rc_context(RC):
+        figure, (left, right) = new_figure(6.8, 3.0, ncols=2)
+        for axes, (name, title) in zip((left, right), titles.items(), strict=True):
+            for number, ((label, layer), by_version) in enumerate(sorted(lines[name].items())):
+                axes.plot(
+                    sorted(by_version),
+                    [mean(by_version[version]) for version in sorted(by_version)],
+                    color=COLOURS[number % len(COLOURS)],
+                    linestyle=("-", "--", ":")[number // len(COLOURS) % 3],
+                    label=legend_label(layer if len(methods) == 1 else f"{label} {layer}"),
+                )
+            axes.axhline(0, color=GREY, linewidth=0.8)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.set_xlabel("Merge")
+            axes.set_ylabel(title)
+        right.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure

@@ -1,0 +1,118 @@
+"""The models that a run ended with, rebuilt, and data to look at them with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from msgspec import Struct
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from fleetbed.analysis.tables.runs import Run
+from fleetbed.emulator.data import Dataset, open_dataset, prepare
+from fleetbed.models.base import Family, Net, gather
+from fleetbed.models.families.lookup import family
+from fleetbed.profiles.errors import BadInput
+
+MOST_MODELS = 24  # more cannot be told apart in a figure
+
+
+@dataclass(frozen=True)
+class FinalModel:
+    """`name` is that of the target; `client` is whose own it is, None for a global one."""
+
+    name: str
+    variant: str
+    client: int | None
+    net: Net
+
+
+def dataset_of(run: Run) -> Dataset:
+    return open_dataset(prepare(run.config.experiment.data))
+
+
+def family_of(run: Run) -> Family:
+    model = run.config.experiment.model
+    return family(model.family, model.options).narrow(model.variants)
+
+
+def final_models(run: Run, dataset: Dataset, most: int = MOST_MODELS) -> list[FinalModel]:
+    """In the order of their names, in evaluation mode; evenly spaced ones where there are more than `most`."""
+    paths = sorted(path for path in (run.folder / "models").glob("*.safetensors") if path.is_file())
+    if not paths:
+        why = "they were removed" if run.finished else "the run did not finish"
+        raise BadInput(f"{run.folder}: there are no final models in it, {why}; give a run that is whole.")
+    if len(paths) > most:
+        paths = [paths[place] for place in np.linspace(0, len(paths) - 1, most).round().astype(int)]
+    models = family_of(run)
+    found = [_load(path, models, dataset) for path in paths]
+    order = {variant: place for place, variant in enumerate(models.variants)}
+    return sorted(found, key=lambda model: (-1 if model.client is None else model.client, order[model.variant]))
+
+
+class _Values(Struct):
+    """What a run writes beside a model's tensors."""
+
+    variant: str
+    client: int | None = None
+
+
+def _load(path: Path, models: Family, dataset: Dataset) -> FinalModel:
+    """The model in the file, if it is whole, one of the family, and did not diverge."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = msgspec.json.decode((file.metadata() or {}).get("values", ""), type=_Values)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        if about.variant not in models.variants:
+            raise ValueError(f"its variant {about.variant} is not one of {', '.join(models.variants)}")
+        net = models.load(about.variant, dataset.spec, tensors, "its file")
+    except (SafetensorError, OSError, msgspec.MsgspecError, ValueError, BadInput) as error:
+        raise BadInput(f"{path}: not a whole model of this run ({error}); copy the run again.") from error
+    if not all(tensor.isfinite().all() for tensor in tensors.values()):
+        raise BadInput(f"{path}: the model diverged, its values are not finite; give a run that learnt something.")
+    return FinalModel(path.stem, about.variant, about.client, net.eval())
+
+
+def test_samples(dataset: Dataset, count: int) -> tuple[Tensor, Tensor]:
+    """Evenly spaced samples of the test set: the same for every model and every method on the same data."""
+    total = len(dataset.y_test)
+    return dataset.batch("test", np.linspace(0, total - 1, min(count, total)).round().astype(np.int64))
+
+
+def initial_tensors(run: Run, dataset: Dataset, model: FinalModel) -> dict[str, Tensor]:
+    """What the model started from.
+
+    Methods that share tensors across variants cut them out of the largest one, the others start each variant by
+    itself. The run does not say which; the final model does, it is far nearer to where it came from.
+    """
+    models = family_of(run)
+    starts = [_seeded(models, model.variant, run, dataset)]
+    if models.shared:
+        largest = models.variants[-1]
+        starts.append(gather(_seeded(models, largest, run, dataset), models.index(model.variant, dataset.spec)))
+    final = model.net.state_dict()
+    return min(starts, key=lambda start: _distance(final, start))
+
+
+def _seeded(models: Family, variant: str, run: Run, dataset: Dataset) -> dict[str, Tensor]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(run.config.seed)
+        return dict(models.build(variant, dataset.spec).state_dict())
+
+
+def _distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    same = [name for name in one if one[name].shape == other[name].shape and one[name].is_floating_point()]
+    return float(sum((one[name] - other[name]).square().sum() for name in same))
+
+
+@torch.inference_mode()
+def stage_activations(models: Sequence[FinalModel], x: Tensor) -> dict[str, list[Tensor]]:
+    """By stage, one [samples, values] matrix per model; stages that not all of the models have are left out."""
+    by_model = [{name: values.flatten(1) for name, values in model.net.stages(x).items()} for model in models]
+    common = [name for name in by_model[0] if all(name in stages for stages in by_model)]
+    return {name: [stages[name] for stages in by_model] for name in common}

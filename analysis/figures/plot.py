@@ -1,0 +1,82 @@
+"""Paper figures by kind: what `fleetbed plot` draws. What is heavy is imported by the kind that needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fleetbed.analysis.tables.runs import Run
+from fleetbed.analysis.tables.series import Series, by_shown, runs_of, series_of
+from fleetbed.analysis.tables.writing import writable
+from fleetbed.profiles.errors import nearest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fleetbed.analysis.tables.curves import Axis
+
+#: what each kind shows, for the help text
+KINDS = {
+    "time": "accuracy against device time",
+    "rounds": "accuracy against rounds",
+    "bytes": "accuracy against bytes",
+    "joules": "accuracy against energy",
+    "flops": "accuracy against FLOPs",
+    "pareto": "final accuracy against what it cost",
+    "groups": "final accuracy by variant",
+    "cka": "CKA between the final models, per stage",
+    "features": "PCA and t-SNE of the final models' features",
+    "updates": "how far the weights of each layer moved",
+    "inco": "InCo's theta and beta",
+    "partition": "label distribution of the clients",
+}
+
+
+def plot(
+    kind: str, runs: Sequence[Run], out: Path, targets: Sequence[float], asked_series: str | None = None
+) -> list[Path]:
+    """Draw the kind and save it below `out` as PNG and PDF; what was written."""
+    if kind not in KINDS:
+        raise nearest(kind, KINDS, "kind of plot", "plot KIND")
+    from fleetbed.analysis.figures.style import save
+
+    figures = _draw(kind, series_of(runs, asked_series), targets)
+    with writable(out):
+        return [path for name, figure in figures.items() for path in save(figure, out / name)]
+
+
+def grouped(name: str, series: Sequence[Series]) -> dict[str, list[Series]]:
+    """By file name, the methods that share a figure of accuracies: those that show the same target series."""
+    groups = by_shown(series)
+    return {name if len(groups) == 1 else f"{name}_{shown}": members for shown, members in groups.items()}
+
+
+def _draw(kind: str, series: list[Series], targets: Sequence[float]) -> dict[str, Figure]:
+    """By file name."""
+    evaluated = [one for one in series if one.evaluated] or series
+    axes: dict[str, Axis] = {name: name for name in ("time", "rounds", "bytes", "joules", "flops")}
+    if kind in axes:
+        from fleetbed.analysis.figures.curve_plots import curves_figure
+        from fleetbed.analysis.tables.curves import targets_of
+
+        return {
+            name: curves_figure(members, axes[kind], targets_of(runs_of(members), members[0], targets))
+            for name, members in grouped(kind, evaluated).items()
+        }
+    if kind in ("cka", "features", "updates"):
+        from fleetbed.analysis.figures import model_plots
+
+        if kind == "updates":
+            return {kind: model_plots.updates_figure(series)}
+        return model_plots.cka_figures(series) if kind == "cka" else model_plots.feature_figures(series)
+    if kind == "partition":
+        from fleetbed.analysis.figures.partition_plot import partition_figure
+
+        return {kind: partition_figure(series[0].runs[0])}
+    from fleetbed.analysis.figures import curve_plots
+
+    if kind == "inco":
+        return {kind: curve_plots.metric_figure(series)}
+    figure = curve_plots.pareto_figure if kind == "pareto" else curve_plots.groups_figure
+    return {name: figure(members) for name, members in grouped(kind, evaluated).items()}

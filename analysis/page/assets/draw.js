@@ -1,0 +1,215 @@
+/* Small helpers and the line chart. No libraries: everything the page needs is in it. */
+"use strict";
+
+const DASHES = {sync: "", deadline: "7 4", "over-select": "7 3 2 3", async: "2 3", buffered: "4 2 1 2"};
+const MISSING = "–";
+
+function element(name, attributes = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value !== null && value !== undefined) node.setAttribute(key, value);
+  }
+  node.append(...children.filter((child) => child !== null));
+  return node;
+}
+
+function svg(name, attributes = {}, text = null) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  if (text !== null) node.textContent = text;
+  return node;
+}
+
+/* Units: the same rules as in the tables that were written with the page. */
+const PREFIXES = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
+const SPANS = [[172800, 86400, "d"], [7200, 3600, "h"], [120, 60, "min"]];
+const UNITS = {bytes: "B", joules: "J", flops: "FLOP"};
+
+function scale(largest, axis) {
+  if (axis === "time") {
+    for (const [least, size, unit] of SPANS) if (largest >= least) return [size, unit];
+    return largest > 0 && largest < 1 ? [1e-3, "ms"] : [1, "s"];
+  }
+  if (axis === "rounds") return [1, ""];
+  for (const [size, prefix] of PREFIXES) if (largest >= size) return [size, prefix + UNITS[axis]];
+  return [1, UNITS[axis]];
+}
+
+function digits(value) {
+  const size = Math.abs(value);
+  if (size >= 100 || Number.isInteger(value)) return Math.round(value).toString().replace(/\B(?=(\d{3})+$)/g, "\u2009");
+  if (size >= 10) return value.toFixed(1);
+  return size >= 0.995 ? value.toFixed(2) : String(Number(value.toPrecision(3)));
+}
+
+function quantity(value, axis) {
+  if (value === null || value === undefined) return MISSING;
+  const [size, unit] = scale(Math.abs(value), axis);
+  return unit ? digits(value / size) + "\u00a0" + unit : digits(value / size);
+}
+
+const percent = (value) => value === null || value === undefined ? MISSING : (100 * value).toFixed(1) + "\u00a0%";
+
+function ticks(low, high, wanted) {
+  const rough = (high - low) / Math.max(1, wanted);
+  const power = 10 ** Math.floor(Math.log10(rough || 1));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((candidate) => candidate >= rough);
+  const found = [];
+  for (let place = Math.ceil(low / step - 1e-9); place * step <= high + step * 1e-9; place += 1) found.push(place * step);
+  return found;
+}
+
+const tickText = (value) => Number(value.toPrecision(6)).toLocaleString("en").replaceAll(",", "\u2009");
+
+/* Draws at once and whenever the width changes. Returns what ends it, for a box that is drawn anew. */
+function redrawOnResize(box, draw) {
+  let width = 0;
+  const update = () => {
+    if (box.clientWidth && box.clientWidth !== width) {
+      width = box.clientWidth;
+      draw(width);
+    }
+  };
+  const observer = new ResizeObserver(update);
+  observer.observe(box);
+  update();
+  return () => observer.disconnect();
+}
+
+function marker(kind, x, y, size) {
+  const r = size;
+  const shapes = [
+    () => svg("circle", {cx: x, cy: y, r}),
+    () => svg("rect", {x: x - r, y: y - r, width: 2 * r, height: 2 * r}),
+    () => svg("path", {d: `M${x} ${y - 1.2 * r}l${1.2 * r} ${2.2 * r}h${-2.4 * r}z`}),
+    () => svg("path", {d: `M${x} ${y - 1.4 * r}l${1.4 * r} ${1.4 * r}l${-1.4 * r} ${1.4 * r}l${-1.4 * r} ${-1.4 * r}z`}),
+    () => svg("path", {d: `M${x} ${y + 1.2 * r}l${1.2 * r} ${-2.2 * r}h${-2.4 * r}z`}),
+    () => svg("path", {d: `M${x - r} ${y}h${2 * r}M${x} ${y - r}v${2 * r}`, "stroke-width": 2}),
+  ];
+  return shapes[kind % shapes.length]();
+}
+
+function legend(series) {
+  const list = element("ul", {class: "legend"});
+  for (const one of series) {
+    const swatch = svg("svg", {viewBox: "0 0 30 12", "aria-hidden": "true"});
+    const colour = `var(--c${one.colour})`;
+    swatch.append(svg("path", {d: "M0 6h30", class: "line", stroke: colour, "stroke-dasharray": DASHES[one.policy]}));
+    const dot = marker(one.marker, 15, 6, 3);
+    dot.setAttribute("fill", colour);
+    swatch.append(dot);
+    list.append(element("li", {}, swatch, one.label));
+  }
+  return list;
+}
+
+/* Accuracy against `axis` of the methods that show the same series: means, a band of one standard deviation, target
+   lines, a reading at the pointer. Stairs where it matters when a model was there; from round to round slopes, which are
+   easier to tell apart. A value of null is a gap: all models had diverged. */
+function lineChart(box, axis, payload, group, xLabel, height) {
+  const drawn = payload.series
+    .map((one, place) => ({...one, curve: payload.curves[axis][place]}))
+    .filter((one) => one.shown === group.shown && one.curve !== null);
+  if (!drawn.length) {
+    box.replaceChildren(element("p", {class: "note"}, axis === "joules"
+      ? "No device of this fleet states its power." : "There is no evaluation yet."));
+    return () => {};
+  }
+  const [size, unit] = scale(Math.max(...drawn.map((one) => one.curve.x.at(-1))), axis);
+  const edges = (sign) => drawn.flatMap(({curve}) => curve.mean
+    .map((mean, i) => mean === null ? null : mean + sign * (curve.sd ? curve.sd[i] : 0)).filter((value) => value !== null));
+  const bottom = Math.max(0, Math.floor(Math.min(1, ...edges(-1)) * 20) / 20);
+  const top = Math.max(bottom + 0.05, Math.min(1, Math.ceil(Math.max(0, ...edges(1), ...group.targets.map((t) => t + 0.02)) * 20) / 20));
+  const right = Math.max(...drawn.map((one) => one.curve.x.at(-1))) / size || 1;
+
+  return redrawOnResize(box, (width) => {
+    const pad = {left: 42, right: 12, top: 10, bottom: 40};
+    const x = (value) => pad.left + (value / right) * (width - pad.left - pad.right);
+    const y = (value) => height - pad.bottom - ((value - bottom) / (top - bottom)) * (height - pad.top - pad.bottom);
+    const root = svg("svg", {viewBox: `0 0 ${width} ${height}`, height, role: "img",
+      "aria-label": `Test accuracy against ${xLabel.toLowerCase()}`});
+    for (const value of ticks(bottom, top, (height - 50) / 45)) {
+      root.append(svg("path", {class: "grid", d: `M${pad.left} ${y(value)}H${width - pad.right}`}));
+      root.append(svg("text", {x: pad.left - 8, y: y(value) + 4, "text-anchor": "end"}, String(Math.round(value * 1000) / 10)));
+    }
+    for (const value of ticks(0, right, width / 90)) {
+      root.append(svg("path", {class: "axis", d: `M${x(value)} ${height - pad.bottom}v4`}));
+      root.append(svg("text", {x: x(value), y: height - pad.bottom + 17, "text-anchor": "middle"}, tickText(value)));
+    }
+    root.append(svg("path", {class: "axis", d: `M${pad.left} ${height - pad.bottom}H${width - pad.right}`}));
+    root.append(svg("text", {x: (pad.left + width - pad.right) / 2, y: height - 5, "text-anchor": "middle"}, xLabel + (unit ? ` (${unit})` : "")));
+    for (const target of group.targets) {
+      root.append(svg("path", {class: "target", d: `M${pad.left} ${y(target)}H${width - pad.right}`}));
+      root.append(svg("text", {x: pad.left + 6, y: y(target) - 4}, `target ${Number((100 * target).toFixed(3))}\u00a0%`));
+    }
+    for (const one of drawn) {
+      const colour = `var(--c${one.colour})`;
+      const xs = one.curve.x.map((value) => x(value / size).toFixed(1));
+      const slopes = axis === "rounds";
+      const point = (value, i) => `${xs[i]} ${y(value).toFixed(1)}`;
+      // one piece of line for each stretch without a gap; stairs run on to where the gap begins
+      const pieces = stretches(one.curve.mean);
+      const forth = (values, piece) => piece.map((i, place) =>
+        (place === 0 ? "M" : slopes ? "L" : `H${xs[i]}L`) + point(values[i], i)).join("");
+      const back = (values, piece) => piece.map((i) =>
+        (slopes ? "L" : `V${y(values[i]).toFixed(1)}L`) + point(values[i], i)).reverse().join("");
+      const step = (piece) => slopes || piece.at(-1) + 1 >= xs.length ? "" : `H${xs[piece.at(-1) + 1]}`;
+      if (one.curve.sd) {
+        const upper = one.curve.mean.map((mean, i) => mean + one.curve.sd[i]);
+        const lower = one.curve.mean.map((mean, i) => mean - one.curve.sd[i]);
+        const d = pieces.map((piece) => forth(upper, piece) + back(lower, piece) + "Z").join("");
+        root.append(svg("path", {class: "band", fill: colour, d}));
+      }
+      const d = pieces.map((piece) => forth(one.curve.mean, piece) + step(piece)).join("");
+      root.append(svg("path", {class: "line", stroke: colour, "stroke-dasharray": DASHES[one.policy], d}));
+      const every = Math.max(1, Math.ceil(xs.length / 9));
+      for (let i = every - 1; i < xs.length; i += every) {
+        if (one.curve.mean[i] === null) continue;
+        const dot = marker(one.marker, Number(xs[i]), y(one.curve.mean[i]), 3.2);
+        dot.setAttribute("fill", colour);
+        root.append(dot);
+      }
+    }
+    box.replaceChildren(root);
+    reading(box, root, drawn, {x, size, right, axis, pad, width, height});
+  });
+}
+
+/* The places of values that follow each other without a null between them. */
+function stretches(values) {
+  const found = [];
+  values.forEach((value, i) => {
+    if (value === null) return;
+    if (i === 0 || values[i - 1] === null) found.push([]);
+    found.at(-1).push(i);
+  });
+  return found;
+}
+
+function reading(box, root, drawn, view) {
+  const line = svg("path", {class: "cursor", d: "", visibility: "hidden"});
+  root.append(line);
+  const tip = element("div", {class: "tip", hidden: ""});
+  box.append(tip);
+  const hide = () => { tip.hidden = true; line.setAttribute("visibility", "hidden"); };
+  root.addEventListener("pointerleave", hide);
+  root.addEventListener("pointermove", (event) => {
+    const bounds = root.getBoundingClientRect();
+    const at = (event.clientX - bounds.left) * (view.width / bounds.width);
+    const value = ((at - view.pad.left) / (view.width - view.pad.left - view.pad.right)) * view.right * view.size;
+    if (value < 0 || value > view.right * view.size) return hide();
+    const heading = view.axis === "rounds" ? `round ${Math.floor(value)}` : quantity(value, view.axis);
+    tip.replaceChildren(element("b", {}, heading), ...drawn.map((one) => {
+      const place = one.curve.x.findLastIndex((x) => x <= value);
+      const mean = place < 0 ? null : one.curve.mean[place];
+      if (mean === null) return element("div", {}, `${one.label} ${place < 0 ? MISSING : "diverged"}`);
+      const spread = one.curve.sd ? ` ± ${(100 * one.curve.sd[place]).toFixed(1)}` : "";
+      return element("div", {}, `${one.label} ${(100 * mean).toFixed(1)}${spread} %`);
+    }));
+    tip.hidden = false;
+    line.setAttribute("visibility", "visible");
+    line.setAttribute("d", `M${at} ${view.pad.top}V${view.height - view.pad.bottom}`);
+    const place = at + 14 + tip.offsetWidth > view.width ? at - tip.offsetWidth - 14 : at + 14;
+    tip.style.transform = `translate(${Math.max(0, place)}px, ${view.pad.top}px)`;
+  });
+}

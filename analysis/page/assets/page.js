@@ -1,0 +1,127 @@
+/* Puts the parts together: the charts of the study once, everything of a run again when another run is chosen. */
+"use strict";
+
+/* `text` names the columns that hold words, `wrap` the one that holds a sentence. */
+function table(heads, rows, {text = [], wrap = null} = {}) {
+  const kind = (place) => place === wrap ? "wrap" : text.includes(place) ? "text" : null;
+  const head = element("tr", {}, ...heads.map((title, place) => element("th", {scope: "col", class: kind(place) && "text"}, title)));
+  const body = element("tbody", {}, ...rows.map((cells) => element("tr", {}, ...cells.map((cell, place) => {
+    if (place === 0) return element("th", {scope: "row"}, cell);
+    return element("td", {class: kind(place)}, cell instanceof Node ? cell : String(cell));
+  }))));
+  return element("div", {class: "scroll"}, element("table", {}, element("thead", {}, head), body));
+}
+
+const middle = (values) => values.sort((a, b) => a - b)[Math.floor(values.length / 2)];
+
+/* One line per device kind and variant. */
+function fleet(box, rows) {
+  const groups = new Map();
+  for (const row of rows) {
+    const key = `${row.device}\n${row.link}\n${row.variant}`;
+    groups.set(key, [...(groups.get(key) ?? []), row]);
+  }
+  const lines = [...groups.values()].map((members) => {
+    const [one] = members;
+    const peaks = members.map((row) => row.peak_bytes).filter((value) => value !== null);
+    const peak = peaks.length ? Math.max(...peaks) : null;
+    const memory = element("span", {}, ...(peak === null ? [] : [meter(peak, one.cap_bytes)]),
+      `${quantity(one.predicted_bytes, "bytes")} / ${quantity(peak, "bytes")} / ${quantity(one.cap_bytes, "bytes")}`);
+    const device = element("span", {}, one.device_title, element("small", {}, `${digits(one.rate_gflops)} GFLOPS, ${one.link}`));
+    return [device, members.length, one.variant ?? element("span", {class: "bad"}, "unfit"), memory, one.reason];
+  });
+  box.replaceChildren(table(["Device", "Clients", "Variant", "Memory predicted / peak / cap", "Why not a larger one"], lines, {text: [2], wrap: 4}));
+}
+
+function stragglers(root, run, payload) {
+  const {rounds} = run;
+  const sum = (values) => values.reduce((total, value) => total + value, 0);
+  const sentences = [];
+  if (run.in_rounds && rounds.duration.length) {
+    const both = rounds.duration.map((value, i) => [value, rounds.without[i] ?? value]);
+    const whole = sum(both.map(([value]) => value));
+    const without = sum(both.map(([, value]) => value));
+    sentences.push(`A round took ${quantity(whole / both.length, "time")} of device time in the mean, and would have taken ${quantity(without / both.length, "time")} without its last client (${percent((whole - without) / whole)} less).`);
+    sentences.push(`Clients that were done waited ${percent(rounds.idle / (rounds.idle + rounds.busy))} of the time for the others.`);
+  } else if (rounds.duration.length) {
+    sentences.push(`Results are merged as they arrive, so nobody waits: ${rounds.duration.length} merges, one every ${quantity(sum(rounds.duration) / rounds.duration.length, "time")} of device time in the mean.`);
+  }
+  const flops = sum(run.clients.map((row) => row[payload.columns.indexOf("flops")]));
+  const lost = sum(run.waste.map((row) => row.flops));
+  sentences.push(!flops ? "Nothing was computed." : lost ? `${percent(lost / flops)} of all computing never counted.` : "All computing counted.");
+  root.querySelector("#straggler-summary").textContent = sentences.join(" ");
+
+  const waited = run.rounds.waited_for.slice(0, 8).map(([client, times, seconds]) => [clientName(run, payload, client), times, quantity(seconds, "time")]);
+  root.querySelector("#waited-for").replaceChildren(waited.length ? table(["Client", "Rounds", "For it alone"], waited) : element("p", {class: "note"}, "Under this policy no round waits for its last client."));
+  const waste = run.waste.map((row) => [row.outcome === "ok" ? "ok, after the last merge" : row.outcome, row.tasks, quantity(row.flops, "flops"), quantity(row.bytes, "bytes"), quantity(row.joules, "joules"), quantity(row.device_s, "time")]);
+  root.querySelector("#waste").replaceChildren(waste.length ? table(["Outcome", "Tasks", "FLOPs", "Bytes", "Energy", "Device time"], waste) : element("p", {class: "note"}, "Everything counted."));
+  root.querySelector("#participation").replaceChildren(table(["Device", "Clients", "Tasks", "Counted", "Waited for"],
+    run.participation.map((row) => [row.device, row.clients, row.tasks, row.tasks ? `${row.merged} (${percent(row.merged / row.tasks)})` : MISSING, row.last])));
+  const bins = doubling(run.staleness);
+  const most = Math.max(1, ...bins.map(([, count]) => count));
+  const stale = run.staleness.some(([merges]) => merges > 0);
+  root.querySelector("#staleness").replaceChildren(!stale ? element("p", {class: "note"}, "Everything that counted was fresh: no merge had happened since it was sent.") : table(["Merges missed", "Results", ""], bins.map(([merges, count]) => [merges, count, meterOf(count / most)])));
+}
+
+/* 0, 1, 2, 3 to 4, 5 to 8 and so on: a few lines, however stale. */
+function doubling(counts) {
+  const bins = new Map();
+  for (const [merges, count] of counts) {
+    const high = merges < 2 ? merges : 2 ** Math.ceil(Math.log2(merges));
+    const name = high <= 2 ? String(high) : `${high / 2 + 1} to ${high}`;
+    bins.set(name, (bins.get(name) ?? 0) + count);
+  }
+  return [...bins.entries()];
+}
+
+function meterOf(share) { return element("span", {class: "meter"}, element("i", {style: `width: ${(100 * share).toFixed(0)}%`})); }
+
+/* The charts of accuracy, of one series at a time: figures of different series are not set side by side. */
+function accuracy(root, payload) {
+  const labels = {time: "Device time", rounds: "Round", bytes: "Bytes up and down, whole fleet", joules: "Energy, whole fleet"};
+  const select = root.querySelector("#series");
+  select.append(...payload.groups.map((group, place) => element("option", {value: place}, `${group.shown}: ${group.title}`)));
+  root.querySelector("#series-bar").hidden = payload.groups.length < 2;
+  let ends = [];
+  const show = () => {
+    const group = payload.groups[Number(select.value)];
+    ends.forEach((end) => end());
+    root.querySelector("#legend").replaceChildren(legend(payload.series.filter((one) => one.shown === group.shown)));
+    ends = [...root.querySelectorAll("[data-axis]")].map((box) =>
+      lineChart(box, box.dataset.axis, payload, group, labels[box.dataset.axis], Number(box.dataset.height)));
+  };
+  select.addEventListener("change", show);
+  show();
+}
+
+function start() {
+  const payload = JSON.parse(document.querySelector("#payload").textContent);
+  accuracy(document, payload);
+  const timeline = new Timeline(document, payload);
+  const clients = new ClientTable(document, payload);
+  const select = document.querySelector("#run");
+  select.append(...payload.runs.map((run, place) => element("option", {value: place}, run.label + (run.state ? ` (${run.state})` : ""))));
+  const show = () => {
+    const run = payload.runs[Number(select.value)];
+    document.querySelector("#rounds-caption").textContent = run.in_rounds
+      ? "Rounds, along the path of the client that came last" : "Results in the order in which they counted, from dispatch to merge";
+    fleet(document.querySelector("#fleet-table"), records(run, payload));
+    stragglers(document, run, payload);
+    roundChart(document.querySelector("#rounds"), run, payload, (number) => {
+      timeline.openRound(number);
+      document.querySelector("#timeline").scrollIntoView({block: "center"});
+    });
+    timeline.show(run);
+    clients.show(run);
+  };
+  select.addEventListener("change", show);
+  show();
+  clients.openFromAddress();
+  for (const button of document.querySelectorAll("[data-copy]")) {
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
+      button.textContent = "Copied";
+    });
+  }
+}
+start();

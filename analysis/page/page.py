@@ -1,0 +1,174 @@
+"""The report's page: what is written into the HTML, beside what the page draws by itself from the payload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from math import isnan
+from statistics import mean
+from string import Template
+
+import msgspec
+
+from fleetbed.analysis.page.conditions import conditions
+from fleetbed.analysis.page.payload import payload
+from fleetbed.analysis.tables.compare import (
+    COSTS,
+    TITLES,
+    Comparison,
+    SeriesGroup,
+    factor,
+    paired_text,
+    series_title,
+    spread,
+    to_target_text,
+)
+from fleetbed.analysis.tables.curves import AXES
+from fleetbed.analysis.tables.intervals import LEAST_PAIRS
+from fleetbed.analysis.tables.notes import cautions
+from fleetbed.analysis.tables.runs import Run
+from fleetbed.analysis.tables.series import runs_of
+from fleetbed.analysis.tables.task_metrics import metric_table
+from fleetbed.analysis.tables.units import data_bytes, percent, seconds, target_text
+from fleetbed.analysis.tables.writing import Table
+
+SCRIPTS = ("draw.js", "timeline.js", "clients.js", "page.js")
+
+
+def page(comparison: Comparison) -> str:
+    """One file that needs no other: style, script and data are inside."""
+    runs = runs_of(comparison.series)
+    data = msgspec.json.encode(payload(comparison)).decode()
+    return Template(_asset("report.html")).substitute(
+        title=escape(title(runs)),
+        lead=escape(_lead(runs, comparison)),
+        banners="".join(f'<p class="banner">{escape(text)}</p>' for text in cautions(comparison.series)),
+        tiles="".join(_tile(*tile) for tile in _tiles(runs, comparison)),
+        accuracy_note=escape(_accuracy_note(comparison)),
+        result_tables="".join(f"<h3>{escape(head)}</h3>{table.html()}" for head, table in results(comparison)),
+        conditions=conditions(runs),
+        footer=escape(f"Written by fleetbed from {len(runs)} run{_s(runs)}: {', '.join(r.name for r in runs)}."),
+        css=_asset("report.css"),
+        js="\n".join(_asset(name) for name in SCRIPTS),
+        # "<" may end the script element or begin a comment in it, whatever JSON says
+        payload=data.replace("<", "\\u003c"),
+    )
+
+
+def title(runs: Sequence[Run]) -> str:
+    return " and ".join(dict.fromkeys(run.config.experiment.title for run in runs))
+
+
+def results(comparison: Comparison) -> list[tuple[str, Table]]:
+    """For each series that is shown: accuracy, then a table per target. Then what methods reported of their tasks."""
+    found = []
+    for group in comparison.groups:
+        of = f". {series_title(group)}" if len(comparison.groups) > 1 else ""
+        found.append((f"Accuracy reached{of}", _accuracy_table(group)))
+        found += [
+            (f"To reach {target_text(target)}, and the gain over {group.base.series.label}{of}", table)
+            for target, table in ((target, _target_table(group, target)) for target in group.targets)
+        ]
+    reported = metric_table(comparison.series)
+    return [*found, ("What methods reported of their tasks", reported)] if reported else found
+
+
+def _accuracy_table(group: SeriesGroup) -> Table:
+    base = group.base.series.label
+    return Table(
+        ("Method", "Seeds", "Final", "Best", f"Final, to {base} (points)", "Peak memory", "Dropped work"),
+        tuple(
+            (
+                summary.series.label,
+                str(len(summary.series.runs)),
+                spread(summary.final),
+                spread(summary.best),
+                paired_text(summary),
+                data_bytes(summary.peak_bytes),
+                percent(summary.dropped),
+            )
+            for summary in group.summaries
+        ),
+    )
+
+
+def _target_table(group: SeriesGroup, target: float) -> Table:
+    rows = []
+    for summary in group.summaries:
+        costs = [to_target_text(summary.to_target[target, axis]) for axis in AXES]
+        gains = [factor(summary.speed_up(group.base, target, axis)) for axis in COSTS[:3]]
+        rows.append((summary.series.label, *costs, *gains))
+    columns = [TITLES[axis] for axis in AXES] + [f"{TITLES[axis]}, gain (×)" for axis in COSTS[:3]]
+    return Table(("Method", *columns), tuple(rows))
+
+
+def _lead(runs: Sequence[Run], comparison: Comparison) -> str:
+    experiment = runs[0].config.experiment
+    methods = ", ".join(one.label for one in comparison.series)
+    seeds = sorted({run.config.seed for run in runs})
+    kinds = len({client.device for client in runs[0].clients})
+    partition = experiment.data.partition
+    skew = f" {partition.alpha:g}" if partition.kind == "dirichlet" else ""
+    return (
+        f"{methods} on {len(runs[0].clients)} clients of {kinds} kind{_s(range(kinds))} "
+        f"(fleet {experiment.fleet}), {experiment.rounds} rounds, seed{_s(seeds)} {', '.join(map(str, seeds))}. "
+        f"Data: {experiment.data.name}, partition {partition.kind}{skew}; models: {experiment.model.family}; "
+        f"policy: {', '.join(dict.fromkeys(run.config.policy.kind for run in runs))}; "
+        f"timing: {experiment.timing.source}."
+    )
+
+
+def _tiles(runs: Sequence[Run], comparison: Comparison) -> list[tuple[str, str, str]]:
+    """Heading, figure, and what the figure is of."""
+    tiles = [tile for group in comparison.groups for tile in _group_tiles(group, len(comparison.groups) > 1)]
+    fit = sum(client.variant is not None for client in runs[0].clients)
+    unfit = len(runs[0].clients) - fit
+    tiles.append(("Clients that train", str(fit), f"{unfit} unfit" if unfit else "none unfit"))
+    host = sum(run.rounds[-1].host_end_s for run in runs if run.rounds)
+    tiles.append(("Device time emulated", seconds(sum(run.device_s for run in runs)), f"in {seconds(host)} here"))
+    return tiles
+
+
+def _group_tiles(group: SeriesGroup, several: bool) -> list[tuple[str, str, str]]:
+    """The best and the fastest method of those that may be compared."""
+    tiles = []
+    of = f", {group.shown}" if several else ""
+    # the mean is NaN for a method that diverged with any seed: it is not the best
+    ranked = [one for one in group.summaries if one.final and not isnan(mean(one.final.values()))]
+    if ranked:
+        best = max(ranked, key=lambda summary: mean(summary.final.values()))
+        tiles.append((f"Best final accuracy{of}", spread(best.final), best.series.label))
+    for target in group.targets[:1]:
+        there = [summary for summary in group.summaries if summary.to_target[target, "time"].always]
+        if there:
+            first = min(there, key=lambda summary: mean(summary.to_target[target, "time"].reached))
+            gain = first.speed_up(group.base, target, "time")
+            over = f", {factor(gain)} {group.base.series.label}" if gain and first is not group.base else ""
+            time = to_target_text(first.to_target[target, "time"])
+            tiles.append((f"Fastest to {target_text(target)}{of}", time, first.series.label + over))
+    return tiles
+
+
+def _tile(head: str, figure: str, of: str) -> str:
+    return f"<div><dt>{escape(head)}</dt><dd>{escape(figure)}</dd><dd>{escape(of)}</dd></div>"
+
+
+def _accuracy_note(comparison: Comparison) -> str:
+    several = any(len(one.runs) > 1 for one in comparison.series)
+    spread_note = (
+        " Lines are means over seeds, bands one standard deviation. Differences are in percentage points, paired by "
+        f"seed: the mean with its 95 % t interval from {LEAST_PAIRS} pairs on, below that each pair's difference."
+    )
+    return (
+        "Mean over the evaluated models. Device time is the time as the devices would have lived it; "
+        f"measuring accuracy takes none of it.{spread_note if several else ''}"
+    )
+
+
+def _asset(name: str) -> str:
+    return (files("fleetbed.analysis.page") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _s(many: Sequence[object] | range) -> str:
+    return "" if len(many) == 1 else "s"

@@ -1,0 +1,154 @@
+"""What the report's page draws from: one JSON value, kept small by columns and whole numbers.
+
+Device times of tasks are counted in ticks of `tick_s` seconds, so that a task takes some 30 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from msgspec import structs
+
+from fleetbed.analysis.figures.style import COLOURS, Look, looks
+from fleetbed.analysis.tables.clients import OUTCOMES, ClientResources, client_rows, kind_medians
+from fleetbed.analysis.tables.compare import Comparison
+from fleetbed.analysis.tables.curves import Axis, band
+from fleetbed.analysis.tables.runs import Run
+from fleetbed.analysis.tables.series import Series
+from fleetbed.analysis.tables.stragglers import (
+    ROUND_POLICIES,
+    participation,
+    round_costs,
+    staleness,
+    waited_for,
+    waste,
+)
+from fleetbed.analysis.tables.task_metrics import client_means
+from fleetbed.emulator.method.series import TITLES
+
+SHOWN_AXES: tuple[Axis, ...] = ("time", "rounds", "bytes", "joules")
+PHASES = ("download", "compute", "upload")
+PATH = (*PHASES, "server", "rest")
+#: Beyond this many tasks on one page only the first seed of each series keeps its timeline: the page stays
+#: below 5 MB.
+MOST_TASKS = 100_000
+
+
+def payload(comparison: Comparison) -> dict[str, Any]:
+    series = comparison.series
+    look = looks(series)
+    runs = [(one, run) for one in series for run in one.runs]
+    with_timeline = _with_timeline(series)
+    found = {task.outcome for _, run in runs for task in run.tasks}
+    outcomes = [*OUTCOMES, *sorted(found - set(OUTCOMES))]  # a later version may know more of them
+    return {
+        "groups": [
+            {"shown": group.shown, "title": TITLES[group.shown], "targets": list(group.targets)}
+            for group in comparison.groups
+        ],
+        "series": [{"label": one.label, "shown": one.shown, **_look(look[one.method], one.policy)} for one in series],
+        "curves": {axis: [_curve(one, axis) for one in series] for axis in SHOWN_AXES},
+        "outcomes": outcomes,
+        "phases": list(PHASES),
+        "path": list(PATH),
+        "columns": list(ClientResources.__struct_fields__),
+        "runs": [_run(one, run, outcomes if run in with_timeline else None) for one, run in runs],
+    }
+
+
+def _look(look: Look, policy: str) -> dict[str, Any]:
+    return {"colour": look.slot % len(COLOURS), "marker": look.slot // len(COLOURS), "policy": policy}
+
+
+def _with_timeline(series: Sequence[Series]) -> list[Run]:
+    """First seeds before second ones, as long as there is room."""
+    chosen: list[Run] = []
+    room = MOST_TASKS
+    for turn in range(max(len(one.runs) for one in series)):
+        for one in series:
+            if turn < len(one.runs) and (turn == 0 or len(one.runs[turn].tasks) <= room):
+                chosen.append(one.runs[turn])
+                room -= len(one.runs[turn].tasks)
+    return chosen
+
+
+def _curve(one: Series, axis: Axis) -> dict[str, Any] | None:
+    found = band(one, axis)
+    if found is None:
+        return None
+    spread = [_short(value) for value in found.deviation] if found.seeds > 1 else None  # NaN becomes null: a gap
+    means = [_short(value) for value in found.mean]
+    return {"x": [_short(value) for value in found.x], "mean": means, "sd": spread, "seeds": found.seeds}
+
+
+def _short(value: Any) -> Any:
+    """A figure as long as it is ever shown; anything else as it is."""
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def _run(one: Series, run: Run, outcomes: list[str] | None) -> dict[str, Any]:
+    """Without `outcomes`, without a timeline."""
+    rows = client_rows(run, one.shown)
+    return {
+        "label": f"{one.label}, seed {run.config.seed}",
+        "series": one.label,
+        "state": "" if run.finished else run.state,
+        "in_rounds": run.config.policy.kind in ROUND_POLICIES,
+        "clients": [[_short(value) for value in structs.astuple(row)] for row in rows],
+        "medians": {
+            kind: {column: _short(value) for column, value in columns.items()}
+            for kind, columns in kind_medians(rows).items()
+        },
+        "rounds": _rounds(run),
+        "waste": [{"outcome": outcome, **asdict(lost)} for outcome, lost in waste(run).items()],
+        "participation": [asdict(row) for row in participation(run)],
+        "staleness": list(staleness(run).items()),
+        "metrics": {
+            name: {
+                client.name: _short(by_client[client.client]) for client in run.clients if client.client in by_client
+            }
+            for name, by_client in client_means(run).items()
+        },
+        "tasks": None if outcomes is None else _tasks(run, outcomes),
+    }
+
+
+def _rounds(run: Run) -> dict[str, Any]:
+    costs = round_costs(run)
+    return {
+        "number": [cost.round for cost in costs],
+        "stage": [cost.stage for cost in costs],
+        "start": _seconds(cost.start_s for cost in costs),
+        "duration": _seconds(cost.duration_s for cost in costs),
+        "last": [cost.last for cost in costs],
+        "without": [None if cost.without_last_s is None else round(cost.without_last_s, 3) for cost in costs],
+        "path": {name: _seconds(cost.path.get(name, 0.0) for cost in costs) for name in PATH},
+        "idle": round(sum(cost.idle_s for cost in costs), 3),
+        "busy": round(sum(cost.busy_s for cost in costs), 3),
+        "waited_for": waited_for(costs),
+    }
+
+
+def _seconds(values: Any) -> list[float]:
+    return [round(value, 3) for value in values]
+
+
+def _tasks(run: Run, outcomes: list[str]) -> dict[str, Any]:
+    """Columns, in order of dispatch; `start` holds the differences to the task before."""
+    tasks = sorted(run.tasks, key=lambda task: (task.dispatched_s, task.client))
+    tick = max(1e-3, run.device_s / 1e6)
+    starts = np.round([task.dispatched_s / tick for task in tasks]).astype(int)
+    columns: dict[str, Any] = {
+        "tick_s": tick,
+        "client": [task.client for task in tasks],
+        "start": np.diff(starts, prepend=0).tolist(),
+        "outcome": [outcomes.index(task.outcome) for task in tasks],
+        "merged": [int(task.merged_version is not None) for task in tasks],
+    }
+    lengths = [task.phases() for task in tasks]
+    for phase in PHASES:
+        columns[phase] = [round(found.get(phase, 0.0) / tick) for found in lengths]
+    return columns

@@ -1,0 +1,290 @@
+"""Methods side by side: what each reached, what it took, and how it differs from a base, seed by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isnan
+from statistics import mean, stdev
+from typing import Any
+
+from fleetbed.analysis.tables.curves import AXES, Axis, best_accuracy, curve, targets_of, to_target
+from fleetbed.analysis.tables.intervals import LEAST_PAIRS, Interval, difference_text, paired_interval
+from fleetbed.analysis.tables.notes import cautions, differences
+from fleetbed.analysis.tables.runs import Run
+from fleetbed.analysis.tables.series import Series, base_of, by_shown, runs_of, series_of
+from fleetbed.analysis.tables.stragglers import waste
+from fleetbed.analysis.tables.units import FORMATS, MISSING, data_bytes, percent, target_text
+from fleetbed.analysis.tables.writing import Table
+from fleetbed.emulator.method.series import TITLES as SERIES_TITLES
+from fleetbed.emulator.method.series import TargetSeries
+from fleetbed.profiles.errors import BadInput
+
+TITLES: dict[Axis, str] = {
+    "time": "Time",
+    "rounds": "Rounds",
+    "bytes": "Bytes",
+    "joules": "Energy",
+    "flops": "FLOPs",
+}
+COSTS: tuple[Axis, ...] = ("time", "bytes", "joules", "flops")
+
+
+@dataclass(frozen=True)
+class ToTarget:
+    """What it took each seed that was measured on one axis; None where the target was never reached."""
+
+    target: float
+    axis: Axis
+    by_seed: dict[int, float | None]
+
+    @property
+    def reached(self) -> list[float]:
+        return [value for value in self.by_seed.values() if value is not None]
+
+    @property
+    def always(self) -> bool:
+        return len(self.reached) == len(self.by_seed) > 0
+
+
+@dataclass(frozen=True)
+class MethodSummary:
+    series: Series
+    final: dict[int, float]  # by seed; NaN: the run had diverged
+    best: dict[int, float]
+    to_target: dict[tuple[float, Axis], ToTarget]
+    peak_bytes: int | None
+    dropped: float | None  # the part of all FLOPs that never counted
+    difference: Interval | None  # of the final accuracy to the base, paired by seed; None for the base itself
+
+    def speed_up(self, base: MethodSummary, target: float, axis: Axis) -> float | None:
+        """The gain over the base (base over this), over common seeds; None unless all of them got there."""
+        own, other = self.to_target[target, axis], base.to_target[target, axis]
+        pairs = [(own.by_seed[seed], other.by_seed[seed]) for seed in own.by_seed.keys() & other.by_seed.keys()]
+        spent = [(mine, theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
+        if not spent or len(spent) < len(pairs):
+            return None
+        total = sum(mine for mine, _ in spent)
+        return sum(theirs for _, theirs in spent) / total if total else None
+
+
+@dataclass(frozen=True)
+class SeriesGroup:
+    """Methods that show the same target series, and so may be compared."""
+
+    shown: TargetSeries
+    summaries: tuple[MethodSummary, ...]
+    base: MethodSummary
+    targets: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    groups: tuple[SeriesGroup, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def series(self) -> list[Series]:
+        return [summary.series for group in self.groups for summary in group.summaries]
+
+    @property
+    def targets(self) -> tuple[float, ...]:
+        return tuple(sorted({target for group in self.groups for target in group.targets}))
+
+
+def compare(
+    runs: Sequence[Run], base_name: str | None, asked_targets: Sequence[float], asked_series: str | None = None
+) -> Comparison:
+    """Runs on different data are refused, and so are different targets where none was asked for."""
+    differ = differences(runs)
+    if "data" in differ:
+        raise BadInput(f"{differ['data'][:-1]}; compare those of one data set at a time.")
+    if "targets" in differ and not asked_targets:
+        raise BadInput(f"{differ['targets'][:-1]}; say by --target which one counts.")
+    return side_by_side(runs, base_name, asked_targets, asked_series)
+
+
+def side_by_side(
+    runs: Sequence[Run], base_name: str | None, asked_targets: Sequence[float], asked_series: str | None = None
+) -> Comparison:
+    """The same without refusing anything: what differs is in the notes."""
+    series = series_of(runs, asked_series)
+    named = base_of(series, base_name)
+    groups = []
+    for shown, members in by_shown(series).items():
+        base = named if named in members else members[0]
+        targets = targets_of(runs_of(members), base, asked_targets)
+        summaries = summarise(members, base, targets)
+        groups.append(SeriesGroup(shown, tuple(summaries), summaries[members.index(base)], targets))
+    return Comparison(tuple(groups), tuple(_notes(groups)))
+
+
+def summarise(series: Sequence[Series], base: Series, targets: Sequence[float]) -> list[MethodSummary]:
+    final = {one.label: _accuracies(one)[0] for one in series}
+    summaries = []
+    for one in series:
+        own, other = final[one.label], final[base.label]
+        pairs = {seed: own[seed] - other[seed] for seed in sorted(own.keys() & other.keys())}
+        pairs = {seed: difference for seed, difference in pairs.items() if not isnan(difference)}
+        flops = sum(task.flops for run in one.runs for task in run.tasks if task.compute_start_s is not None)
+        lost = sum(group.flops for run in one.runs for group in waste(run).values())
+        peaks = [task.peak_bytes for run in one.runs for task in run.tasks if task.peak_bytes is not None]
+        summaries.append(
+            MethodSummary(
+                series=one,
+                final=own,
+                best=_accuracies(one)[1],
+                to_target={
+                    (target, axis): ToTarget(target, axis, _taken(one, axis, target))
+                    for target in targets
+                    for axis in AXES
+                },
+                peak_bytes=max(peaks, default=None),
+                dropped=lost / flops if flops else None,
+                difference=paired_interval(pairs) if pairs and one is not base else None,
+            )
+        )
+    return summaries
+
+
+def _taken(series: Series, axis: Axis, target: float) -> dict[int, float | None]:
+    """By seed, for the runs that have a curve on this axis."""
+    measured = [run for run in series.runs if curve(run, axis, series.shown) is not None]
+    return {run.config.seed: to_target(run, axis, target, series.shown) for run in measured}
+
+
+def _accuracies(series: Series) -> tuple[dict[int, float], dict[int, float]]:
+    """By seed: the last and the best accuracy."""
+    curves = {run.config.seed: curve(run, "rounds", series.shown) for run in series.runs}
+    known = {seed: one for seed, one in curves.items() if one is not None}
+    last = {seed: float(one.accuracy[-1]) for seed, one in known.items()}
+    return last, {seed: best_accuracy(one) for seed, one in known.items()}
+
+
+def tables(comparison: Comparison) -> list[Table]:
+    """For people: means and spreads with their units, a table for each target series that is shown."""
+    found = [_table(group, len(comparison.groups) > 1) for group in comparison.groups]
+    return [*found[:-1], replace(found[-1], notes=comparison.notes)]
+
+
+def _table(group: SeriesGroup, titled: bool) -> Table:
+    base = group.base
+    columns = ["Method", "Seeds", "Final accuracy", "Best accuracy", f"Difference to {base.series.label}"]
+    for target in group.targets:
+        columns += [f"{TITLES[axis]} to {target_text(target)}" for axis in COSTS]
+        columns.append(f"Speed-up to {target_text(target)}")
+    columns += ["Peak memory", "Dropped work"]
+    rows = []
+    for summary in group.summaries:
+        cells = [summary.series.label, str(len(summary.series.runs))]
+        cells += [spread(summary.final), spread(summary.best), paired_text(summary)]
+        for target in group.targets:
+            cells += [to_target_text(summary.to_target[target, axis]) for axis in COSTS]
+            cells.append(factor(summary.speed_up(base, target, "time")))
+        rows.append((*cells, data_bytes(summary.peak_bytes), percent(summary.dropped)))
+    return Table(tuple(columns), tuple(rows), title=series_title(group) if titled else "")
+
+
+def series_title(group: SeriesGroup) -> str:
+    return f"Series {group.shown}: {SERIES_TITLES[group.shown]}"
+
+
+def records(comparison: Comparison) -> list[dict[str, Any]]:
+    """For programs: the same as plain numbers in SI units; None where there is none."""
+    seeds = sorted(
+        {seed for group in comparison.groups for one in group.summaries for seed in (one.difference or _NONE).by_seed}
+    )
+    return [_record(summary, group, comparison, seeds) for group in comparison.groups for summary in group.summaries]
+
+
+_NONE = Interval(0.0, None, None, {})
+
+
+def _record(summary: MethodSummary, group: SeriesGroup, comparison: Comparison, seeds: Sequence[int]) -> dict[str, Any]:
+    interval = summary.difference
+    row: dict[str, Any] = {
+        "method": summary.series.label,
+        "policy": summary.series.policy,
+        "series": group.shown,
+        "seeds": len(summary.series.runs),
+        "diverged": sum(map(isnan, summary.final.values())),
+        "final_mean": _mean(summary.final),
+        "final_sd": _deviation(summary.final),
+        "best_mean": _mean(summary.best),
+        "best_sd": _deviation(summary.best),
+        "base": None if summary is group.base else group.base.series.label,
+        "pairs": interval.pairs if interval else 0,
+        "difference_mean": interval.mean if interval else None,
+        "difference_low": interval.low if interval else None,
+        "difference_high": interval.high if interval else None,
+        **{f"difference_seed_{seed}": (interval or _NONE).by_seed.get(seed) for seed in seeds},
+        "peak_bytes": summary.peak_bytes,
+        "dropped": summary.dropped,
+    }
+    for target in comparison.targets:
+        here = target in group.targets
+        for axis in AXES:
+            to = summary.to_target[target, axis] if here else None
+            row[f"{axis}_to_{target:g}"] = mean(to.reached) if to and to.always else None
+        row[f"reached_{target:g}"] = len(summary.to_target[target, "time"].reached) if here else None
+        row[f"speed_up_{target:g}"] = summary.speed_up(group.base, target, "time") if here else None
+    return row
+
+
+def _known(by_seed: Mapping[int, float]) -> list[float]:
+    return [value for value in by_seed.values() if not isnan(value)]
+
+
+def _mean(by_seed: Mapping[int, float]) -> float | None:
+    return mean(known) if (known := _known(by_seed)) else None
+
+
+def _deviation(by_seed: Mapping[int, float]) -> float | None:
+    return stdev(known) if len(known := _known(by_seed)) > 1 else None
+
+
+def spread(by_seed: Mapping[int, float]) -> str:
+    """Mean and standard deviation over seeds; those that diverged have no figure, but are counted."""
+    values = _known(by_seed)
+    lost = len(by_seed) - len(values)
+    if not values:
+        return "diverged" if lost else MISSING
+    text = percent(values[0]) if len(values) == 1 else f"{100 * mean(values):.1f} ± {100 * stdev(values):.1f} %"
+    return f"{text} ({lost} of {len(by_seed)} seeds diverged)" if lost else text
+
+
+def paired_text(summary: MethodSummary) -> str:
+    return MISSING if summary.difference is None else difference_text(summary.difference)
+
+
+def to_target_text(to: ToTarget) -> str:
+    """The mean over seeds, only where all of them got there."""
+    if not to.by_seed:
+        return MISSING
+    if to.always:
+        return FORMATS[to.axis](mean(to.reached))
+    if not to.reached:
+        return "not reached"
+    return f"reached by {len(to.reached)} of {len(to.by_seed)}"
+
+
+def factor(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.2f}×"
+
+
+def _notes(groups: Sequence[SeriesGroup]) -> list[str]:
+    series = [summary.series for group in groups for summary in group.summaries]
+    runs = runs_of(series)
+    notes = cautions(series)
+    if any(len(one.runs) > 1 for one in series):
+        notes.append("Accuracies are mean ± standard deviation over seeds.")
+    if any(summary.difference for group in groups for summary in group.summaries):
+        notes.append(
+            "Differences are of the final accuracy, in percentage points, paired by seed: the mean with its 95 % "
+            f"t interval from {LEAST_PAIRS} pairs on, below that each pair's difference."
+        )
+    if any(task.joules is None for run in runs for task in run.tasks):
+        notes.append("Energy covers the devices whose profile states their power.")
+    if not any(group.targets for group in groups):
+        notes.append("No target was named, and the base reached no whole 5 % that an untrained model does not have.")
+    return notes

@@ -1,0 +1,161 @@
+"""Accuracy against device time, rounds, bytes, joules and FLOPs, of a run and over its seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetbed.analysis.tables.rows import EvaluationRow
+from fleetbed.analysis.tables.runs import Run
+from fleetbed.analysis.tables.series import Series
+from fleetbed.emulator.method.series import TargetSeries
+
+Axis = Literal["time", "rounds", "bytes", "joules", "flops"]
+AXES: tuple[Axis, ...] = ("time", "rounds", "bytes", "joules", "flops")
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Accuracy after x: a step function, since a model stays what it is until the next evaluation.
+
+    An accuracy is NaN, a gap in the curve, where all models had diverged.
+    """
+
+    x: Floats
+    accuracy: Floats
+
+    def first_reaching(self, target: float) -> float | None:
+        reached = np.flatnonzero(self.accuracy >= target)
+        return float(self.x[reached[0]]) if len(reached) else None
+
+
+@dataclass(frozen=True)
+class Band:
+    """Mean and standard deviation over seeds on a common axis; `deviation` is 0 where one seed is left."""
+
+    x: Floats
+    mean: Floats
+    deviation: Floats
+    seeds: int
+
+
+def counted(evaluations: Sequence[EvaluationRow], shown: TargetSeries) -> list[EvaluationRow]:
+    """Those that make up a run's accuracy in the series shown."""
+    return [evaluation for evaluation in evaluations if evaluation.samples and evaluation.series == shown]
+
+
+def mean_accuracy(evaluations: Sequence[EvaluationRow]) -> float:
+    """Over models, weighted by test samples, which on the whole test set is the plain mean; NaN if all diverged.
+
+    A model that diverged among others counts with what it still gets right: leaving it out would flatter the method.
+    """
+    values = [evaluation.accuracy for evaluation in evaluations]
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or all(evaluation.diverged for evaluation in evaluations):
+        return float("nan")
+    return float(np.average(known, weights=[evaluation.samples for evaluation in evaluations]))
+
+
+@lru_cache(maxsize=512)  # a report asks for each several times
+def curve(run: Run, axis: Axis, shown: TargetSeries) -> Curve | None:
+    """None where the run was never evaluated so, or (joules) where no device states its watts."""
+    by_version: dict[int, list[EvaluationRow]] = {}
+    for evaluation in counted(run.evaluations, shown):
+        by_version.setdefault(evaluation.version, []).append(evaluation)
+    if not by_version:
+        return None
+    groups = [by_version[version] for version in sorted(by_version)]
+    accuracy = np.array([mean_accuracy(group) for group in groups])
+    times = np.array([group[0].device_s for group in groups])
+    if axis == "time":
+        return Curve(times, accuracy)
+    if axis == "rounds":
+        return Curve(np.array([float(group[0].round) for group in groups]), accuracy)
+    spent = _spending(run, axis)
+    if spent is None:
+        return None
+    moments, amounts = spent
+    total = np.concatenate([[0.0], np.cumsum(amounts)])
+    return Curve(total[np.searchsorted(moments, times, side="right")], accuracy)
+
+
+def _spending(run: Run, axis: Axis) -> tuple[Floats, Floats] | None:
+    """When how much was spent by the whole fleet, in order of device time."""
+    spent: list[tuple[float, float]] = []
+    for task in run.tasks:
+        if axis == "bytes":
+            spent.append((task.end_s if task.downloaded_s is None else task.downloaded_s, task.bytes_down))
+            spent.append((task.end_s, task.bytes_up or 0))
+        elif axis == "joules":
+            if task.joules is not None:
+                spent.append((task.end_s, task.joules))
+        else:
+            spent.append((task.end_s, task.flops))
+    if axis == "joules" and not spent:
+        return None
+    table = np.array(sorted(spent), dtype=float).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def band(series: Series, axis: Axis, points: int = 200) -> Band | None:
+    """Over the seeds of a series, evaluation by evaluation: a point is after the same round in all of them.
+
+    On the other axes it stands at the mean of what that round took. A finished run keeps its last accuracy to where
+    the longest one ends; a run that did not finish counts as far as it went.
+    """
+    found = []
+    for run in series.runs:
+        rounds, one = curve(run, "rounds", series.shown), curve(run, axis, series.shown)
+        if rounds is not None and one is not None:
+            found.append((run.finished, dict(zip(rounds.x, zip(one.x, one.accuracy, strict=True), strict=True))))
+    if not found:
+        return None
+    numbers = np.array(sorted({number for _, by_round in found for number in by_round}))
+    if len(numbers) > points:
+        numbers = np.unique(np.concatenate([numbers[:: len(numbers) // points + 1], numbers[-1:]]))
+    x, accuracy = np.full((2, len(found), len(numbers)), np.nan)
+    for row, (finished, by_round) in enumerate(found):
+        for column, number in enumerate(numbers):
+            if number in by_round:
+                x[row, column], accuracy[row, column] = by_round[number]
+            elif finished and number > max(by_round):
+                accuracy[row, column] = by_round[max(by_round)][1]
+    count = (~np.isnan(accuracy)).sum(axis=0)
+    mean = np.where(count > 0, np.nansum(accuracy, axis=0) / np.maximum(count, 1), np.nan)
+    deviation = np.sqrt(np.nansum((accuracy - mean) ** 2, axis=0) / np.maximum(count - 1, 1))
+    # where only slower seeds are left the mean must not go back
+    return Band(np.maximum.accumulate(np.nanmean(x, axis=0)), mean, deviation, len(found))
+
+
+def to_target(run: Run, axis: Axis, target: float, shown: TargetSeries) -> float | None:
+    """What it took until an evaluation was first at or above the target; None: never."""
+    one = curve(run, axis, shown)
+    return None if one is None else one.first_reaching(target)
+
+
+def best_accuracy(one: Curve) -> float:
+    """The highest accuracy; NaN if there is none."""
+    known = one.accuracy[~np.isnan(one.accuracy)]
+    return float(known.max()) if len(known) else float("nan")
+
+
+def targets_of(runs: Sequence[Run], base: Series, asked: Sequence[float]) -> tuple[float, ...]:
+    """Those asked for, or of the experiments, or the highest whole 5 % that the base always reached."""
+    if asked:
+        return tuple(asked)
+    named = {target for run in runs for target in run.config.experiment.evaluation.targets}
+    if named:
+        return tuple(sorted(named))
+    curves = {run: one for run in [*base.runs, *runs] if (one := curve(run, "rounds", base.shown)) is not None}
+    best = [best_accuracy(curves[run]) for run in base.runs if run in curves]
+    untrained = [one.accuracy[0] for one in curves.values() if one.x[0] == 0]
+    if not best or np.isnan([*best, *untrained]).any():
+        return ()
+    step = float(np.floor(min(best) * 20 + 1e-9) / 20)
+    return (step,) if step > max(untrained, default=0.0) else ()

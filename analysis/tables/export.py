@@ -1,0 +1,185 @@
+"""Runs in the formats of other tools: CSV and Chrome's trace always, TensorBoard and Parquet where installed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from math import isfinite, isnan
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fleetbed.analysis.tables.curves import curve
+from fleetbed.analysis.tables.rows import CapRow, ClientRow, EvaluationRow, MetricRow, NoticeRow, RoundRow, TaskRow
+from fleetbed.analysis.tables.runs import Run
+from fleetbed.analysis.tables.series import evaluated_in, shown_of
+from fleetbed.analysis.tables.writing import csv_text, writable
+from fleetbed.emulator.method.series import TargetSeries
+from fleetbed.profiles.errors import BadInput, HostCannot, nearest
+
+TABLES: dict[str, type[msgspec.Struct]] = {
+    "clients": ClientRow,
+    "caps": CapRow,
+    "rounds": RoundRow,
+    "tasks": TaskRow,
+    "evaluations": EvaluationRow,
+    "metrics": MetricRow,
+    "notices": NoticeRow,
+}
+
+
+def export(runs: Sequence[Run], form: str, out: Path, asked_series: str | None = None) -> list[Path]:
+    """Write each run below `out`, in a folder or file of its own name.
+
+    The tables hold all evaluations, each with its series; where a run has one curve, it is of the series asked for.
+    """
+    if form not in FORMATS:
+        raise nearest(form, FORMATS, "format", "--format")
+    shown = {run: shown_of([run], asked_series) for run in runs}
+    for run in runs:
+        if asked_series is not None and run.evaluations and shown[run] not in evaluated_in([run]):
+            there = ", ".join(evaluated_in([run])) or "none"
+            raise BadInput(f"--series {asked_series}: {run.folder} was not evaluated so; it has {there}.")
+    with writable(out):
+        return [path for run in runs for path in FORMATS[form](run, out, shown[run])]
+
+
+def columns_of(name: str) -> tuple[str, ...]:
+    """Those of the table, and the series of an evaluation."""
+    fields = TABLES[name].__struct_fields__
+    return (*fields, "series") if name == "evaluations" else fields
+
+
+def _csv(run: Run, out: Path, shown: TargetSeries) -> list[Path]:
+    """The tables as they are in run.sqlite, and the meta values as JSON."""
+    del shown
+    folder = out / run.name
+    folder.mkdir(exist_ok=True)
+    written = []
+    for name in TABLES:
+        path = folder / f"{name}.csv"
+        rows = [[getattr(one, column) for column in columns_of(name)] for one in getattr(run, name)]
+        path.write_text(csv_text(columns_of(name), rows), encoding="utf-8")
+        written.append(path)
+    meta = folder / "meta.json"
+    meta.write_bytes(msgspec.json.format(msgspec.json.encode(run.meta), indent=2))
+    return [*written, meta]
+
+
+def _chrome_trace(run: Run, out: Path, shown: TargetSeries) -> list[Path]:
+    """The timeline in device time for chrome://tracing and ui.perfetto.dev: a thread per client."""
+    path = out / f"{run.name}.trace.json"
+    path.write_text(
+        json.dumps({"traceEvents": list(trace_events(run, shown)), "displayTimeUnit": "ms"}), encoding="utf-8"
+    )
+    return [path]
+
+
+def trace_events(run: Run, shown: TargetSeries) -> Iterator[dict[str, Any]]:
+    """Complete events ("X") of every phase, in microseconds of device time; the server is thread 0."""
+    yield {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"{run.name}, device time"}}
+    threads = {0: "server"} | {c.client + 1: f"{c.name} {c.device} {c.variant or 'unfit'}" for c in run.clients}
+    for thread, name in threads.items():
+        yield {"ph": "M", "pid": 1, "tid": thread, "name": "thread_name", "args": {"name": name}}
+        yield {"ph": "M", "pid": 1, "tid": thread, "name": "thread_sort_index", "args": {"sort_index": thread}}
+    for task in run.tasks:
+        about = {"task": task.task, "round": task.round, "outcome": task.outcome, "staleness": task.staleness}
+        start = task.dispatched_s
+        for phase, length in task.phases().items():
+            yield _span(task.client + 1, phase, start, length, about)
+            start += length
+        if task.outcome != "ok":
+            instant = {"ph": "i", "pid": 1, "tid": task.client + 1, "s": "t", "name": task.outcome}
+            yield {**instant, "ts": task.end_s * 1e6, "args": {"detail": task.detail}}
+    for one in run.rounds:
+        start = one.device_end_s - one.server_s
+        about = {"round": one.round, "stage": one.stage, "merged": one.merged}
+        yield _span(0, f"merge {one.version}", start, one.server_s, about)
+    for _, moment, accuracy in _points(run, shown):
+        counter = {"ph": "C", "pid": 1, "tid": 0, "name": f"accuracy, {shown}", "args": {"accuracy": accuracy}}
+        yield {**counter, "ts": moment * 1e6}
+
+
+def _points(run: Run, shown: TargetSeries) -> Iterator[tuple[int, float, float]]:
+    """Round, device seconds and accuracy of each evaluation in which not all models had diverged."""
+    rounds, times = curve(run, "rounds", shown), curve(run, "time", shown)
+    if rounds is not None and times is not None:
+        for number, moment, accuracy in zip(rounds.x, times.x, times.accuracy, strict=True):
+            if not isnan(accuracy):
+                yield int(number), float(moment), float(accuracy)
+
+
+def _span(thread: int, name: str, start_s: float, length_s: float, about: dict[str, Any]) -> dict[str, Any]:
+    place = {"ph": "X", "pid": 1, "tid": thread, "name": name}
+    return {**place, "ts": start_s * 1e6, "dur": length_s * 1e6, "args": about}
+
+
+def _tensorboard(run: Run, out: Path, shown: TargetSeries) -> list[Path]:
+    """Accuracy by merge, for the run and per model, with device time as the time of the step."""
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError as error:
+        raise _missing("tensorboard", "TensorBoard") from error
+    folder = out / run.name
+    writer = EventFileWriter(str(folder))
+    try:
+        for step, moment, tag, value in scalars(run, shown):
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+            writer.add_event(Event(wall_time=moment, step=step, summary=summary))
+    finally:
+        writer.close()
+    return sorted(folder.glob("events.out.tfevents.*"))
+
+
+def scalars(run: Run, shown: TargetSeries) -> Iterator[tuple[int, float, str, float]]:
+    """(step, device seconds, name, value) of everything that is a curve.
+
+    The step is the merge, for the run's own accuracy the round. What is not finite is left out: a gap in the curve.
+    """
+    ends = {one.version: one.device_end_s for one in run.rounds} | {e.version: e.device_s for e in run.evaluations}
+    for number, moment, accuracy in _points(run, shown):
+        yield number, moment, f"series/{shown}", accuracy
+    for evaluation in run.evaluations:
+        for name, value in (("accuracy", evaluation.accuracy), ("loss", evaluation.loss)):
+            if value is not None and isfinite(value):
+                yield evaluation.version, evaluation.device_s, f"{name}/{evaluation.target}", value
+    clients = {task.task: task.client for task in run.tasks}
+    for metric in run.metrics:
+        if metric.value is not None and isfinite(metric.value):
+            of = "" if metric.task is None else f"/client {clients.get(metric.task, 'unknown')}"
+            yield metric.version, ends.get(metric.version, 0.0), f"{metric.name}{of}", metric.value
+    for one in run.rounds:
+        yield one.version, one.device_end_s, "round/device_s", one.device_end_s - one.device_start_s
+
+
+def _parquet(run: Run, out: Path, shown: TargetSeries) -> list[Path]:
+    del shown
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise _missing("parquet", "Parquet") from error
+    folder = out / run.name
+    folder.mkdir(exist_ok=True)
+    written = []
+    for name in TABLES:
+        columns = {field: [getattr(one, field) for one in getattr(run, name)] for field in columns_of(name)}
+        path = folder / f"{name}.parquet"
+        parquet.write_table(pyarrow.table(columns), path)
+        written.append(path)
+    return written
+
+
+def _missing(extra: str, what: str) -> HostCannot:
+    return HostCannot(f"--format {extra}: {what} is not installed here; pip install 'fleetbed[{extra}]' brings it.")
+
+
+FORMATS: dict[str, Callable[[Run, Path, TargetSeries], list[Path]]] = {
+    "csv": _csv,
+    "chrome-trace": _chrome_trace,
+    "tensorboard": _tensorboard,
+    "parquet": _parquet,
+}

@@ -1,0 +1,118 @@
+"""What a reader must know before believing a figure: the sentences that tables and the report's first page carry."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from fleetbed.analysis.tables.runs import Run
+from fleetbed.analysis.tables.series import Series, by_shown, runs_of, short_text
+from fleetbed.emulator.method.series import TITLES, TargetSeries
+
+
+def cautions(series: Sequence[Series]) -> list[str]:
+    """All of them, the ones about the whole study first."""
+    runs = runs_of(series)
+    found = [*series_notes(series), *variant_notes(series), *differences(runs).values()]
+    found += [f"{run.name} is {run.state}. It is shown as far as it went." for run in runs if not run.finished]
+    diverged: dict[str, list[str]] = {}
+    for one in series:
+        for run in one.runs:
+            if how := divergence(run, one.shown):
+                diverged.setdefault(how, []).append(run.name)
+    found += [f"{', '.join(names)} diverged {how}" for how, names in diverged.items()]
+    degraded = [run.name for run in runs if run.about.degraded]
+    if degraded:
+        found.append(
+            f"Device times of {', '.join(degraded)} are degraded: the host could not keep the pace of the plan "
+            "(the 95th percentile of measured over planned compute is above 1.05)."
+        )
+    for run in runs:
+        disturbed = (run.about.calibration or {}).get("disturbed") or {}
+        if disturbed:
+            found.append(
+                f"{run.name} may have been paced too fast or too slowly: others used the host while it was measured "
+                f"({next(iter(disturbed.values()))})."
+            )
+    return found
+
+
+def divergence(run: Run, shown: TargetSeries) -> str | None:
+    """When and how far the run diverged; None if all of its models always had a finite loss."""
+    tested = [evaluation for evaluation in run.evaluations if evaluation.samples and evaluation.series == shown]
+    diverged = [evaluation for evaluation in tested if evaluation.diverged]
+    if not diverged:
+        return None
+    first = min(diverged, key=lambda evaluation: evaluation.version)
+    count = sum(one.version == first.version for one in diverged)
+    models = sum(one.version == first.version for one in tested)
+    return (
+        f"in round {first.round}: the loss of {count} of {models} models is not finite. "
+        "Where no model has a finite loss, the curve has a gap."
+    )
+
+
+def differences(runs: Sequence[Run]) -> dict[str, str]:
+    """A sentence for each thing in which the runs differ although a reader would take it to be the same."""
+    found = {}
+    for what, values in (
+        ("data", {short_text(run.config.experiment.data) for run in runs}),
+        ("targets", {short_text(run.config.experiment.evaluation.targets) for run in runs}),
+        ("fleet", {run.config.experiment.fleet for run in runs}),
+        ("model family", {run.config.experiment.model.family for run in runs}),
+        ("rounds", {str(run.config.experiment.rounds) for run in runs}),
+        ("timing", {run.config.experiment.timing.source for run in runs}),
+        ("processor", {str(run.about.host and run.about.host.cpu) for run in runs}),
+    ):
+        if len(values) > 1:
+            found[what] = f"These runs differ in their {what}: {'; '.join(sorted(values))}."
+    return found
+
+
+def series_notes(series: Sequence[Series]) -> list[str]:
+    """What the accuracies are of, unless it is the usual; and which methods are not compared, and why."""
+    notes = []
+    groups = by_shown(series)
+    if len(groups) > 1:
+        parts = "; ".join(f"{_names(members)} in {shown} ({TITLES[shown]})" for shown, members in groups.items())
+        notes.append(f"Methods are shown in different series, which are not compared: {parts}. --series chooses one.")
+    elif series and (shown := series[0].shown) != "global":
+        notes.append(f"Accuracies are in the series {shown}: {TITLES[shown]}.")
+    for one in series:
+        if one.evaluated and one.shown not in one.evaluated:
+            notes.append(f"{one.label} has no series {one.shown}; it has {', '.join(one.evaluated)}.")
+    return notes
+
+
+def _names(series: Sequence[Series]) -> str:
+    return ", ".join(one.label for one in series)
+
+
+def variant_notes(series: Sequence[Series]) -> list[str]:
+    """Say where methods of the same study trained different models on the same clients."""
+    by_method = {one.label: {run.config.seed: _trained(run) for run in one.runs if run.clients} for one in series}
+    seeds = sorted({seed for trained in by_method.values() for seed in trained})
+    for seed in seeds:
+        found = {label: trained[seed] for label, trained in by_method.items() if seed in trained}
+        if len({tuple(sorted(trained.items())) for trained in found.values()}) > 1:
+            counts = {label: _counts(trained) for label, trained in found.items()}
+            parts = "; ".join(f"{label} {count}" for label, count in counts.items())
+            if len(set(counts.values())) == 1:
+                parts = f"{next(iter(counts.values()))}, but not on the same clients"
+            return [
+                "These methods trained different variants, so part of a difference may come from the models: "
+                f"{parts}{'' if len(seeds) == 1 else f' (seed {seed})'}."
+            ]
+    return []
+
+
+def _trained(run: Run) -> dict[int, str]:
+    """The variants that each client trained, in order: one that ran out of memory goes on with a smaller one."""
+    variants = {client.client: dict.fromkeys([client.variant or "unfit"]) for client in run.clients}
+    for task in run.tasks:
+        variants[task.client][task.variant] = None
+    return {client: ", then ".join(names) for client, names in variants.items()}
+
+
+def _counts(trained: dict[int, str]) -> str:
+    return ", ".join(f"{count} × {variant}" for variant, count in sorted(Counter(trained.values()).items()))

@@ -1,0 +1,229 @@
+"""Opens run folders: the one place that knows the tables of run.sqlite.
+
+A run is read in one read-only transaction, so a live run can be opened at any moment; what comes back is
+frozen data whose types and ranges were checked. A run that did not end is read as far as it went, and says so in
+`Run.state`. A damaged one is refused in one sentence: its figures could be anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
+
+from fleetbed.analysis.tables.rows import (
+    About,
+    CapRow,
+    ClientRow,
+    Count,
+    EvaluationRow,
+    MetricRow,
+    NoticeRow,
+    RoundRow,
+    TaskRow,
+)
+from fleetbed.emulator.records.records import SCHEMA_VERSION
+from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.experiment import RunConfig
+from fleetbed.profiles.older import up_to_date
+from fleetbed.profiles.yaml_text import plain
+
+DATABASE = "run.sqlite"
+#: columns that runs of earlier versions may lack
+ADDED = {"dilation", "ended_s", "waited_s", "plan_flops"}
+WHAT_TO_GIVE = f"give the folder of a run (it holds {DATABASE}) or of a study (it holds run folders)"
+WHAT_TO_DO = "copy the folder again or leave it out"
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Everything that one run recorded. Compared by identity, so that figures of it can be cached."""
+
+    folder: Path
+    config: RunConfig
+    meta: dict[str, Any]
+    clients: tuple[ClientRow, ...]
+    caps: tuple[CapRow, ...]
+    rounds: tuple[RoundRow, ...]
+    tasks: tuple[TaskRow, ...]
+    evaluations: tuple[EvaluationRow, ...]
+    metrics: tuple[MetricRow, ...]
+    notices: tuple[NoticeRow, ...]
+
+    @property
+    def name(self) -> str:
+        return plain(self.folder.name)
+
+    @cached_property
+    def about(self) -> About:
+        return msgspec.convert(self.meta, About)
+
+    @property
+    def finished(self) -> bool:
+        return self.about.status == "done"
+
+    @property
+    def state(self) -> str:
+        """What to tell a reader about how far this run went."""
+        reached = self.rounds[-1].round if self.rounds else 0
+        so_far = f"after round {reached} of {self.config.experiment.rounds}"
+        if self.finished:
+            return "done"
+        if self.about.status == "running":
+            return f"not finished: still running or killed {so_far}"
+        return f"{self.about.status} {so_far}" + (f": {self.about.error}" if self.about.error else "")
+
+    @property
+    def device_s(self) -> float:
+        """Device time at the last thing that is known of the run."""
+        ends = [self.rounds[-1].device_end_s] if self.rounds else []
+        return max(ends + [e.device_s for e in self.evaluations[-1:]], default=0.0)
+
+
+Row = TypeVar("Row", bound=Struct)
+
+
+def find_runs(paths: Iterable[Path]) -> list[Path]:
+    """The run folders that the paths mean: each is a run itself, or a study with its runs directly below."""
+    found: dict[Path, None] = {}
+    for path in paths:
+        try:
+            below = _runs_at(path)
+        except OSError as error:
+            raise BadInput(f"{path}: cannot be read ({error.strerror}); {WHAT_TO_GIVE}.") from error
+        found.update(dict.fromkeys(below))
+    return list(found)
+
+
+def _runs_at(path: Path) -> list[Path]:
+    if not path.exists():
+        raise BadInput(f"{path}: no such folder; {WHAT_TO_GIVE}.")
+    folder = path.parent if path.name == DATABASE else path
+    if os.path.lexists(folder / DATABASE):
+        return [folder]
+    below = sorted(database.parent for database in folder.glob(f"*/{DATABASE}"))
+    if not below:
+        raise BadInput(f"{path}: no run, there is no {DATABASE} in it or just below it; {WHAT_TO_GIVE}.")
+    return below
+
+
+def open_runs(paths: Iterable[Path]) -> list[Run]:
+    return [open_run(folder) for folder in find_runs(paths)]
+
+
+def open_run(folder: Path) -> Run:
+    path = folder / DATABASE
+    try:
+        if not os.path.lexists(path):
+            raise BadInput(f"{folder}: no run, there is no {DATABASE} in it; {WHAT_TO_GIVE}.")
+        if not path.is_file():
+            raise BadInput(f"{path}: not a file, so there is no run to read; {WHAT_TO_DO}.")
+        db = _connect(path)
+        try:
+            db.execute("BEGIN")  # one snapshot for all tables, whatever a live run writes meanwhile
+            return _read(folder, db)
+        finally:
+            db.close()
+    except sqlite3.OperationalError as error:
+        if "locked" not in str(error):
+            raise _damaged(path, error) from error
+        raise BadInput(f"{path}: another program has locked it; wait for it or close it, then try again.") from error
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter from names in the schema
+        raise _damaged(path, error) from error
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror}); {WHAT_TO_GIVE}.") from error
+
+
+def _damaged(path: Path, why: object) -> BadInput:
+    return BadInput(f"{path}: damaged, or not written by fleetbed ({why}); {WHAT_TO_DO}.")
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # Without a log beside it nothing is pending and nobody writes: reading it as immutable
+    # then works on a read-only disk too and leaves no files behind, as mode=ro alone would.
+    logs = (path.with_name(path.name + end) for end in ("-wal", "-journal"))
+    mode = "mode=ro" if any(map(os.path.lexists, logs)) else "mode=ro&immutable=1"
+    uri = f"file:{quote(os.fsencode(path.resolve()))}?{mode}"
+    return sqlite3.connect(uri, uri=True, isolation_level=None)
+
+
+def _read(folder: Path, db: sqlite3.Connection) -> Run:
+    path = folder / DATABASE
+    (sound,) = db.execute("PRAGMA integrity_check(1)").fetchone()  # else rows could be missing without a word
+    if sound != "ok":
+        raise _damaged(path, sound)
+    meta = _meta(path, db)
+    run = Run(
+        folder=folder.resolve(),
+        config=_config(path, meta),
+        meta=meta,
+        clients=_table(path, db, "clients", ClientRow, "client"),
+        caps=_table(path, db, "caps", CapRow, "client, knob"),
+        rounds=_table(path, db, "rounds", RoundRow, "version"),
+        tasks=_table(path, db, "tasks", TaskRow, "task"),
+        evaluations=_table(path, db, "evaluations", EvaluationRow, "version, target"),
+        metrics=_table(path, db, "metrics", MetricRow, "rowid"),
+        notices=_table(path, db, "notices", NoticeRow, "rowid"),
+    )
+    _check(path, run)
+    return run
+
+
+def _meta(path: Path, db: sqlite3.Connection) -> dict[str, Any]:
+    """The table `meta`, of a version that this reader knows."""
+    try:
+        meta = {str(key): msgspec.json.decode(value) for key, value in db.execute("SELECT key, value FROM meta")}
+    except (msgspec.DecodeError, TypeError, RecursionError) as error:
+        raise _damaged(path, f"table meta: {error}") from error
+    version = meta.get("schema_version")
+    if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
+        raise BadInput(
+            f"{path}: schema_version is {version}, this fleetbed reads up to {SCHEMA_VERSION}; "
+            f"open it with fleetbed {meta.get('fleetbed_version', 'of the version that wrote it')} or newer."
+        )
+    return meta
+
+
+def _config(path: Path, meta: dict[str, Any]) -> RunConfig:
+    try:
+        return msgspec.convert(up_to_date(meta.get("config")), RunConfig)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"{path}: the stored config is not one that this fleetbed knows ({error}).") from error
+
+
+def _table(path: Path, db: sqlite3.Connection, table: str, row: type[Row], order: str) -> tuple[Row, ...]:
+    absent = ADDED - {name for _, name, *_ in db.execute(f"PRAGMA table_info({table})")}
+    columns = ", ".join("NULL" if name in absent else name for name in row.__struct_fields__)
+    values = db.execute(f"SELECT {columns} FROM {table} ORDER BY {order}").fetchall()
+    try:
+        return tuple(msgspec.convert(values, list[row]))  # type: ignore[valid-type]
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at ")
+        place = re.search(r"\[(\d+)\]\[(\d+)\]", where)
+        cell = f" row {int(place[1]) + 1}, {row.__struct_fields__[int(place[2])]}" if place else ""
+        raise _damaged(path, f"table {table}{cell}: {what.replace('`', '')}") from error
+
+
+def _check(path: Path, run: Run) -> None:
+    """What types cannot say: the values of `meta`, and rows that refer to each other."""
+    try:
+        run.about  # noqa: B018 - converted here, so that nobody after this meets a wrong value
+        classes = {len(msgspec.json.decode(client.label_counts, type=list[Count])) for client in run.clients}
+    except msgspec.MsgspecError as error:
+        raise _damaged(path, error) from error
+    if len(classes) > 1:
+        raise _damaged(path, "table clients: label_counts differ in their number of classes")
+    known = {client.client for client in run.clients}
+    if len(known) < len(run.clients):
+        raise _damaged(path, "table clients: a client is there twice")
+    if stray := next((task for task in run.tasks if task.client not in known), None):
+        raise _damaged(path, f"table tasks: task {stray.task} is of client {stray.client}, which is not in the fleet")

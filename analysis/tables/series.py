@@ -1,0 +1,154 @@
+"""Sorts runs into series: the runs of one method under one policy, which differ in their seed alone.
+
+Each series shows its accuracy in one target series (whose models, tested on which data). Only series that show the
+same one are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from fleetbed.analysis.tables.runs import Run
+from fleetbed.emulator.method.series import TARGET_SERIES, TargetSeries, default_series
+from fleetbed.profiles.errors import BadInput, nearest
+from fleetbed.profiles.experiment import RunConfig
+
+
+@dataclass(frozen=True)
+class Series:
+    """`label` tells it from the other series of the same study, `method` keys its colour."""
+
+    label: str
+    method: str
+    policy: str
+    runs: tuple[Run, ...]
+    shown: TargetSeries = "global"  # which evaluations make up its accuracy
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(run.config.seed for run in self.runs)
+
+    @property
+    def evaluated(self) -> tuple[TargetSeries, ...]:
+        """The target series that its runs were evaluated in."""
+        return evaluated_in(self.runs)
+
+
+def evaluated_in(runs: Sequence[Run]) -> tuple[TargetSeries, ...]:
+    found = {evaluation.series for run in runs for evaluation in run.evaluations if evaluation.samples}
+    return tuple(series for series in TARGET_SERIES if series in found)
+
+
+def shown_of(runs: Sequence[Run], asked: str | None) -> TargetSeries:
+    """The target series asked for or, if none was, the one that the method's paper reports."""
+    if asked is None:
+        reported = next((run.about.series for run in runs if run.about.series is not None), None)
+        return default_series(evaluated_in(runs), reported)
+    for series in TARGET_SERIES:
+        if series == asked:
+            return series
+    raise nearest(asked, TARGET_SERIES, "series", "--series")
+
+
+def series_of(runs: Sequence[Run], asked: str | None = None) -> list[Series]:
+    """In the order of the experiment: methods, then policies; seeds ascending within each.
+
+    `asked` is the target series to show; if it is None, each method shows the one that its paper reports.
+    """
+    groups: dict[bytes, list[Run]] = {}
+    for run in sorted(runs, key=_place):
+        groups.setdefault(_key(run.config), []).append(run)
+    members = list(groups.values())
+    labels = _labels([runs[0].config for runs in members])
+    for label, group in zip(labels, members, strict=True):
+        seeds = [run.config.seed for run in group]
+        if len(set(seeds)) < len(seeds):
+            twice = next(seed for seed in seeds if seeds.count(seed) > 1)
+            folders = " and ".join(str(run.folder) for run in group if run.config.seed == twice)
+            raise BadInput(f"{folders}: {label} with seed {twice} is there twice; leave one out.")
+    found = [
+        Series(
+            label, group[0].config.algorithm.title, group[0].config.policy.kind, tuple(group), shown_of(group, asked)
+        )
+        for label, group in zip(labels, members, strict=True)
+    ]
+    there = evaluated_in(runs)
+    if asked is not None and there and asked not in there:
+        raise BadInput(f"--series {asked}: none of these runs was evaluated so; there is {', '.join(there)}.")
+    return found
+
+
+def runs_of(series: Sequence[Series]) -> list[Run]:
+    return [run for one in series for run in one.runs]
+
+
+def by_shown(series: Sequence[Series]) -> dict[TargetSeries, list[Series]]:
+    """Those that may be compared with each other, by the target series that they show."""
+    groups: dict[TargetSeries, list[Series]] = {}
+    for one in series:
+        groups.setdefault(one.shown, []).append(one)
+    return groups
+
+
+def base_of(series: Sequence[Series], name: str | None) -> Series:
+    """The series that the others are compared with: the one named, or the first."""
+    if name is None:
+        return series[0]
+    for one in series:
+        if name.lower() in (one.label.lower(), one.method.lower()):
+            return one
+    known = ", ".join(one.label for one in series)
+    raise BadInput(f"--base {name}: no such method among these runs; there are {known}.")
+
+
+def short_text(value: object) -> str:
+    """Short where it can be: of a struct only what is not the default."""
+    if isinstance(value, msgspec.Struct):
+        default = type(value)()
+        named = {
+            field: getattr(value, field)
+            for field in value.__struct_fields__
+            if field == "name" or getattr(value, field) != getattr(default, field)
+        }
+        return ", ".join(f"{field}={short_text(part)}" for field, part in named.items())
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)
+
+
+def _place(run: Run) -> tuple[str, int, int, int]:
+    experiment = run.config.experiment
+    methods, policies = list(experiment.algorithms), list(experiment.policies)
+    method, policy = run.config.algorithm, run.config.policy
+    return (
+        experiment.title,
+        methods.index(method) if method in methods else len(methods),
+        policies.index(policy) if policy in policies else len(policies),
+        run.config.seed,
+    )
+
+
+def _key(config: RunConfig) -> bytes:
+    """Everything but the seed, and but what only says which other runs the study has."""
+    setting = msgspec.structs.replace(
+        config.experiment, title="", seeds=(0,), policies=(config.policy,), algorithms=(config.algorithm,)
+    )
+    return msgspec.json.encode(setting)
+
+
+def _labels(configs: Sequence[RunConfig]) -> list[str]:
+    """The method's title, and whatever else is needed to tell the series apart."""
+    ways = (
+        lambda c: c.algorithm.title,
+        lambda c: f"{c.algorithm.title}, {c.policy.title}",
+        lambda c: f"{c.algorithm.title}, {short_text(c.policy).removeprefix('kind=') or 'sync'}",
+        lambda c: f"{c.algorithm.title}, {c.policy.title}, {c.experiment.title}",
+    )
+    for way in ways:
+        labels = [way(config) for config in configs]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [f"{label} ({number})" for number, label in enumerate(labels, start=1)]

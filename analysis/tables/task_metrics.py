@@ -1,0 +1,63 @@
+"""What a method reported of its tasks, beside the loss: one value per task and name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import isfinite
+from statistics import mean
+from typing import NamedTuple
+
+from fleetbed.analysis.tables.runs import Run
+from fleetbed.analysis.tables.series import Series
+from fleetbed.analysis.tables.units import digits
+from fleetbed.analysis.tables.writing import Table
+
+
+class TaskMetric(NamedTuple):
+    run: str
+    task: int
+    client: int
+    round: int
+    name: str
+    value: float | None  # None: it was not finite
+
+
+def task_metrics(run: Run) -> Iterator[TaskMetric]:
+    tasks = {task.task: task for task in run.tasks}
+    for metric in run.metrics:
+        if metric.task is not None and (task := tasks.get(metric.task)) is not None:
+            finite = metric.value is not None and isfinite(metric.value)
+            yield TaskMetric(
+                run.name, task.task, task.client, task.round, metric.name, metric.value if finite else None
+            )
+
+
+def client_means(run: Run) -> dict[str, dict[int, float]]:
+    """By name and client: the mean over its tasks."""
+    values: dict[str, dict[int, list[float]]] = {}
+    for one in task_metrics(run):
+        if one.value is not None:
+            values.setdefault(one.name, {}).setdefault(one.client, []).append(one.value)
+    return {name: {client: mean(found) for client, found in by_client.items()} for name, by_client in values.items()}
+
+
+def metric_table(series: Sequence[Series]) -> Table | None:
+    """Per method and name: how many tasks reported it, and how it moved from the first round to the last."""
+    rows = []
+    for one in series:
+        found: dict[str, list[TaskMetric]] = {}
+        for metric in (metric for run in one.runs for metric in task_metrics(run)):
+            found.setdefault(metric.name, []).append(metric)
+        for name, metrics in found.items():
+            known = [(metric.round, metric.value) for metric in metrics if metric.value is not None]
+            lost = len(metrics) - len(known)
+            count = f"{len(metrics)}, {lost} not finite" if lost else str(len(metrics))
+            figures = ["–"] * 5
+            if known:
+                first, last = min(number for number, _ in known), max(number for number, _ in known)
+                values = [value for _, value in known]
+                ends = [mean(value for number, value in known if number == end) for end in (first, last)]
+                figures = [digits(value) for value in (mean(values), *ends, min(values), max(values))]
+            rows.append((f"{one.label}: {name}", count, *figures))
+    columns = ("Method and figure", "Tasks", "Mean", "First round", "Last round", "Least", "Most")
+    return Table(columns, tuple(rows)) if rows else None

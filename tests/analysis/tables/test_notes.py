@@ -1,0 +1,172 @@
+"""What a reader must know stands on the report's first page and below the tables: divergence, variants, the host."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from handmade import make_evaluation
+from synthetic_runs import write_run, write_study
+from test_report import embedded
+from test_report_commands import run_command
+
+from fleetbed.analysis.figures.plot import plot
+from fleetbed.analysis.page.conditions import conditions
+from fleetbed.analysis.page.page import page
+from fleetbed.analysis.page.report import report_json, write_report
+from fleetbed.analysis.tables.compare import compare, records, side_by_side, tables
+from fleetbed.analysis.tables.curves import band, curve
+from fleetbed.analysis.tables.export import export, scalars
+from fleetbed.analysis.tables.notes import cautions, variant_notes
+from fleetbed.analysis.tables.rows import MetricRow
+from fleetbed.analysis.tables.runs import Run, open_run, open_runs
+from fleetbed.analysis.tables.series import series_of
+
+
+def diverging(folder: Path, seed: int = 1) -> Run:
+    """Rounds 0 and 1 learn; in round 2 one of two models has no finite loss, from round 3 on none has one."""
+    run = open_run(write_run(folder, "fedavg", seed, seeds=(1, 2), rounds=4, targets=()))
+    losses = {0: (2.0, 2.0), 1: (1.0, 1.0), 2: (math.inf, 1.0), 3: (None, None), 4: (None, math.nan)}
+    rows = [
+        make_evaluation(version, 10.0 * version, 0.1 + 0.1 * version, target=f"v{place}", loss=loss)
+        for version, pair in losses.items()
+        for place, loss in enumerate(pair)
+    ]
+    return replace(run, evaluations=tuple(rows))
+
+
+def test_a_curve_has_a_gap_where_no_model_has_a_finite_loss(tmp_path: Path) -> None:
+    found = curve(diverging(tmp_path), "time", "global")
+    assert found is not None
+    np.testing.assert_allclose(found.accuracy, [0.1, 0.2, 0.3, np.nan, np.nan])
+    assert found.first_reaching(0.3) == 20.0
+    assert found.first_reaching(0.4) is None
+
+
+def test_divergence_is_said_and_costs_no_command_its_result(tmp_path: Path) -> None:
+    run = diverging(tmp_path)
+    said = "fedavg-sync-1 diverged in round 2: the loss of 1 of 2 models is not finite."
+    found = compare([run], None, [])
+    assert any(note.startswith(said) for note in found.notes)
+    assert tables(found)[0].rows[0][2:4] == ("diverged", "30.0 %")
+    (row,) = records(found)
+    assert (row["final_mean"], row["diverged"], row["best_mean"]) == (None, 1, pytest.approx(0.3))
+    html = page(found)
+    assert said in html.split("<main>")[0]
+    assert embedded(html)["curves"]["time"][0]["mean"] == [0.1, 0.2, 0.3, None, None]
+    for kind in ("time", "rounds", "bytes", "joules", "flops"):
+        assert plot(kind, [run], tmp_path / "figures", [])
+    write_report([run], tmp_path / "r.html", None, [])
+    for form in ("csv", "chrome-trace"):
+        for path in export([run], form, tmp_path / "out"):
+            if path.suffix == ".json":
+                json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert all(math.isfinite(value) for *_, value in scalars(run, "global"))
+
+
+def test_a_seed_that_diverged_is_counted_and_not_averaged(tmp_path: Path) -> None:
+    gone = diverging(tmp_path)
+    other = open_run(write_run(tmp_path, "fedavg", 2, seeds=(1, 2), rounds=4, targets=()))
+    sound = replace(other, evaluations=tuple(make_evaluation(v, 10.0 * v, 0.1 + 0.1 * v) for v in range(5)))
+    (series,) = series_of([gone, sound])
+    found = band(series, "time")
+    assert found is not None
+    np.testing.assert_allclose(found.mean, [0.1, 0.2, 0.3, 0.4, 0.5])
+    assert tables(compare([gone, sound], None, []))[0].rows[0][2] == "50.0 % (1 of 2 seeds diverged)"
+
+
+def test_nothing_but_divergence_still_has_a_report(tmp_path: Path) -> None:
+    run = diverging(tmp_path)
+    run = replace(run, evaluations=tuple(msgspec.structs.replace(e, loss=None) for e in run.evaluations))
+    first, *parts = write_report([run], tmp_path / "r.html", None, [])
+    assert "diverged in round 0: the loss of 2 of 2 models is not finite" in first.read_text()
+    assert "accuracy_time.png" in {part.name for part in parts}
+
+
+def test_a_null_in_the_records_is_read_as_divergence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a table whose columns may be NULL, as runs that record divergence have it."""
+    folder = write_run(tmp_path, rounds=3)
+    with sqlite3.connect(folder / "run.sqlite") as db:
+        db.execute("CREATE TABLE other AS SELECT * FROM evaluations")
+        db.execute("DROP TABLE evaluations")
+        db.execute("ALTER TABLE other RENAME TO evaluations")
+        db.execute("UPDATE evaluations SET loss = NULL WHERE version = 2")
+        db.execute("UPDATE evaluations SET loss = NULL, accuracy = NULL WHERE version = 3")
+    db.close()
+    assert run_command("compare", folder) == 0
+    assert "fedavg-sync-1 diverged in round 2: the loss of" in capsys.readouterr().out
+    assert run_command("compare", folder, "--show", "rounds") == 0
+    assert "| diverged | diverged |" in capsys.readouterr().out
+    assert run_command("plot", "groups", folder, "--out", tmp_path) == 2
+    assert "no run has a final accuracy" in capsys.readouterr().err
+    assert run_command("report", folder, "--out", tmp_path / "r.html") == 0
+
+
+def _with_variants(run: Run, *variants: str) -> Run:
+    clients = tuple(
+        msgspec.structs.replace(client, variant=variant) for client, variant in zip(run.clients, variants, strict=False)
+    )
+    return replace(run, clients=clients, tasks=())
+
+
+def test_methods_that_trained_different_variants_are_named_on_the_first_page(tmp_path: Path) -> None:
+    fedavg, fedin = open_runs([write_study(tmp_path, seeds=(1,), rounds=2)])
+    same = [_with_variants(run, *["resnet26"] * 8) for run in (fedavg, fedin)]
+    assert variant_notes(series_of(same)) == []
+    mixed = [same[0], _with_variants(fedin, *["resnet18"] * 2, *["resnet26"] * 6)]
+    found = compare(mixed, None, [])
+    said = "trained different variants, so part of a difference may come from the models: "
+    said += "fedavg 8 × resnet26; fedin 2 × resnet18, 6 × resnet26."
+    assert any(said in note for note in found.notes)
+    assert said in page(found).split("<main>")[0]
+    assert said in tables(found)[0].markdown()
+    moved = [_with_variants(fedavg, "resnet18", "resnet26"), _with_variants(fedin, "resnet26", "resnet18")]
+    assert "1 × resnet18, 1 × resnet26, but not on the same clients" in variant_notes(series_of(moved))[0]
+
+
+def test_a_client_that_stepped_down_in_one_method_is_noticed(tmp_path: Path) -> None:
+    fedavg, fedin = open_runs([write_study(tmp_path, seeds=(1,), rounds=2)])
+    down = replace(fedin, tasks=(*fedin.tasks[:-1], msgspec.structs.replace(fedin.tasks[-1], variant="resnet10")))
+    assert fedin.tasks[-1].variant != "resnet10"
+    assert variant_notes(series_of([fedavg, fedin])) == []
+    assert f"1 × {fedin.tasks[-1].variant}, then resnet10" in variant_notes(series_of([fedavg, down]))[0]
+
+
+def test_what_the_host_could_also_enforce_is_shown(tmp_path: Path) -> None:
+    run = open_run(write_run(tmp_path, rounds=1))
+    modelled = tuple(msgspec.structs.replace(cap, status="modelled", backend="plan") for cap in run.caps)
+    told = conditions([replace(run, caps=modelled)])
+    assert '<th scope="row">cpu</th><td class="text status-modelled">modelled</td>' in told
+    assert '<th scope="row">cpu</th><td class="text status-not">not used</td><td class="text">pacing + cgroup' in told
+    assert '<th scope="row">gpu-compute</th><td class="text status-unavailable">unavailable</td>' in told
+    knob = {"knob": "gpu-compute", "status": "unavailable", "backend": "none", "note": "no GPU", "enable": "buy one"}
+    assert "no GPU To enable: buy one" in conditions([replace(run, meta={**run.meta, "host_can": [knob]})])
+
+
+def test_what_a_method_reported_of_its_tasks_is_in_report_and_exports(tmp_path: Path) -> None:
+    run = open_run(write_run(tmp_path, rounds=2))
+    tasks = [task for task in run.tasks if task.client in (0, 1)]
+    values = {task.task: float(number) for number, task in enumerate(tasks)}
+    reported = [MetricRow(task.round, task.task, "distance", values[task.task]) for task in tasks]
+    run = replace(run, metrics=(*reported, MetricRow(1, tasks[0].task, "broken", None)))
+    html = page(side_by_side([run], None, []))
+    assert "fedavg: distance</th><td>4</td><td>1.50</td>" in html
+    assert "fedavg: broken</th><td>1, 1 not finite</td><td>–</td>" in html
+    assert set(embedded(html)["runs"][0]["metrics"]["distance"]) == {"000", "001"}
+    assert report_json([run], None, [], None)["runs"][0]["task_metrics"]["distance"].keys() == {0, 1}
+    parts = {path.name: path for path in write_report([run], tmp_path / "r.html", None, [])}
+    rows = list(csv.DictReader(io.StringIO(parts["task_metrics.csv"].read_text())))
+    assert [float(row["value"]) for row in rows if row["name"] == "distance"] == list(values.values())
+    assert {name for *_, name, _ in scalars(run, "global")} >= {"distance/client 0", "distance/client 1"}
+
+
+def test_a_sound_study_has_no_cautions(tmp_path: Path) -> None:
+    assert cautions(series_of(open_runs([write_study(tmp_path, rounds=2)]))) == []
