@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+
+from fleetbed.profiles.yaml_text import plain
 
 ProfileFolders = Annotated[
     list[Path] | None,
@@ -21,6 +24,14 @@ ProfileFolders = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def finite(values: list[float] | None) -> list[float] | None:
+    """For numbers on the command line: a range alone lets NaN pass."""
+    for value in values or ():
+        if not math.isfinite(value):
+            raise typer.BadParameter(f"{value} is not a finite number.")
+    return values
 
 
 @contextmanager
@@ -34,8 +45,8 @@ def without_collector() -> Iterator[None]:
 
 
 def complain(error: object) -> None:
-    """An error as one line on stderr, whatever line breaks its text has."""
-    print(f"fleetbed: {' '.join(str(error).split())}", file=sys.stderr)
+    """An error as one line on stderr, whatever line breaks or control characters its text has."""
+    print(f"fleetbed: {plain(' '.join(str(error).split()))}", file=sys.stderr)
 
 
 def print_json(data: Any) -> None:
@@ -45,7 +56,8 @@ def print_json(data: Any) -> None:
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Numbers to the right. A drawn table on a terminal, plain columns in a pipe or a file."""
-    cells = [["" if value is None else _text(value) for value in row] for row in rows]
+    title, columns = plain(title), [plain(column) for column in columns]
+    cells = [["" if value is None else plain(_text(value)) for value in row] for row in rows]
     numeric = [all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(columns))]
     if sys.stdout.isatty():
         _draw(title, columns, cells, numeric)
@@ -65,9 +77,10 @@ def _draw(title: str, columns: Sequence[str], cells: list[list[str]], numeric: l
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
+    # as Text, since rich takes a plain string for markup
+    table = Table(title=Text(title), title_justify="left")
     for name, right in zip(columns, numeric, strict=True):
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
+        table.add_column(Text(name), justify="right" if right else "left", overflow="fold")
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))
     Console().print(table)

@@ -12,6 +12,7 @@ from fleetbed.cli.common import AsJson, ProfileFolders, print_json, print_table
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Data, Experiment
 from fleetbed.profiles.resolve import check_search, clients_of, load_experiment, load_fleet
+from fleetbed.profiles.yaml_text import plain
 
 app = typer.Typer(help="Which data sets there are, and who gets which samples.", no_args_is_help=True)
 
@@ -94,7 +95,7 @@ def partition(
     rows = [[c.client, c.device, c.train, c.test, " ".join(map(str, c.labels))] for c in dealt.clients]
     columns = ["client", "device", "train", "test", "training samples by class"]
     print_table(f"{_settings(chosen.data, dealt.seed)}, {dealt.public} public samples", columns, rows)
-    print(f"written: {dealt.png}, {dealt.split}")
+    print(plain(f"written: {dealt.png}, {dealt.split}"))
 
 
 def _deal(name: str, experiment: Experiment, devices: list[str], seed: int, out: Path) -> _Dealt:

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fleetbed.cli.common import AsJson, ProfileFolders, complain, print_json, print_table
+from fleetbed.profiles.yaml_text import plain
 
 if TYPE_CHECKING:
-    from fleetbed.emulator.calibration import Calibration
-    from fleetbed.emulator.verify import Proof, Report
+    from fleetbed.emulator.checks.verify import LimitsReport, Proof
+    from fleetbed.emulator.machine.calibration import Calibration
 
 
 def doctor(as_json: AsJson = False) -> None:
     """Say what this host can enforce, and the command that would enable the rest."""
-    from fleetbed.emulator.doctor import examine
+    from fleetbed.emulator.checks.doctor import examine
 
     report = examine()
     if as_json:
@@ -44,15 +45,19 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Measure how fast this host is, once, and keep it in the user's cache."""
-    from fleetbed.emulator import quiet
-    from fleetbed.emulator.calibration import Store, load_or_measure
+    from fleetbed.emulator.machine import measuring_lock
+    from fleetbed.emulator.machine.calibration import Store, load_or_measure
 
-    with quiet.alone(complain):
+    with measuring_lock.alone(complain):
         calibration = load_or_measure(force=force)
     if as_json:
         print_json({"id": calibration.id, "file": str(Store().path), "calibration": calibration})
     else:
         _print_calibration(calibration)
+    if calibration.disturbed:
+        why = ", ".join(dict.fromkeys(calibration.disturbed.values()))
+        _warn(f"{why} while this was measured, so it is too low and is not kept; run it again when the host is quiet")
+    elif not as_json:
         print(f"kept in {Store().path}")
 
 
@@ -63,11 +68,6 @@ def _print_calibration(calibration: Calibration) -> None:
         f"one core alone {rate.alone_gflops:.1f} GFLOPS (spread {rate.alone_spread:.1%}), "
         f"each of {rate.cores} busy ones {rate.busy_gflops:.1f} GFLOPS (spread {rate.busy_spread:.1%})"
     )
-    if not rate.quiet:
-        _warn(
-            f"others kept {rate.other_cores:.1f} cores busy while this was measured, so it is too low; "
-            "when the host is quiet, run: fleetbed calibrate --force"
-        )
 
 
 def verify(
@@ -76,8 +76,8 @@ def verify(
     profiles: ProfileFolders = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prove the caps by hogs: asked, got and error per knob. Exit code 1 if an error is beyond its bar."""
-    from fleetbed.emulator import verify as proving
+    """Stress-test the limits and report requested, measured and error. Exit code 1 if an error is out of tolerance."""
+    from fleetbed.emulator.checks import verify as proving
     from fleetbed.profiles.resolve import load_device
 
     search = profiles or ()
@@ -103,11 +103,11 @@ def verify(
 
 def _tell(proof: Proof) -> None:
     """A long measurement shows that it goes on; the table comes at the end."""
-    mark = "ok" if proof.ok else "BEYOND ITS BAR"
-    print(f"{proof.knob}: {proof.device} {proof.error:+.2%} {mark}", file=sys.stderr)
+    mark = "ok" if proof.ok else "OUT OF TOLERANCE"
+    print(plain(f"{proof.knob}: {proof.device} {proof.error:+.2%} {mark}"), file=sys.stderr)
 
 
-def _print_report(report: Report) -> None:
+def _print_report(report: LimitsReport) -> None:
     rows = [
         (
             proof.knob,
@@ -123,7 +123,7 @@ def _print_report(report: Report) -> None:
         for proof in report.proofs
     ]
     columns = ("knob", "device", "asked", "got", "unit", "error", "bar", "held", "by")
-    print_table(f"Caps proved at dilation {report.dilation:.3g}", columns, rows)
+    print_table(f"Limits measured at a time scale of {report.time_scale:.3g}", columns, rows)
     print(f"largest interference between paced clients: {report.worst_interference:.2%}")
     for sentence in report.skipped:
         print(f"skipped: {sentence}")
@@ -136,8 +136,9 @@ def measure(
     as_json: AsJson = False,
 ) -> None:
     """Run on a board: measure it and write its device profile."""
-    from fleetbed.emulator.board import as_yaml, board_title, measure_board
-    from fleetbed.emulator.host import QUIET_CORES, LoadMeter
+    from fleetbed.emulator.checks.board import as_yaml, board_title, measure_board
+    from fleetbed.emulator.checks.class_rates import STEADY
+    from fleetbed.emulator.machine.host import QUIET_CORES, LoadMeter
     from fleetbed.profiles.errors import BadInput
     from fleetbed.profiles.loading import read
     from fleetbed.profiles.resolve import load_link
@@ -153,19 +154,30 @@ def measure(
         raise BadInput(f"{path}: the folder {path.parent} cannot be written; name another one with --out.")
     load_link(link, where="--link")
     meter = LoadMeter()
-    path.write_text(as_yaml(measure_board(title, link)))
+    measured, classes = measure_board(title, link)
+    path.write_text(as_yaml(measured))
     if (others := meter.other_cores()) > QUIET_CORES:
         _warn(
             f"others kept {others:.1f} cores busy meanwhile, so the rates are too low: measure again when it is quiet"
         )
+    if classes.spread > STEADY:
+        _warn(
+            f"the same training step took times that are {classes.spread:.0%} apart, so the rates are not to be relied "
+            "on: measure again when nothing else runs"
+        )
     device = read(path, Device)
     if as_json:
-        print_json({"file": str(path), "profile": device})
+        print_json({"file": str(path), "profile": device, "steps": classes.steps, "spread": classes.spread})
     else:
         print(
             f"{path}: {device.rate_gflops:g} GFLOPS, {device.memory.available_mib:g} MiB free, "
-            f"{device.memory.runtime_mib:g} MiB of it for the framework"
+            f"{device.runtime_mib:g} MiB of it for the framework"
         )
+        rows = [
+            (step.model, f"{1e3 * step.measured_s:.4g}", f"{1e3 * step.predicted_s:.4g}", f"{step.error:+.1%}")
+            for step in classes.steps
+        ]
+        print_table("What the rates predict", ("training step", "measured ms", "predicted ms", "error"), rows)
 
 
 def _warn(sentence: str) -> None:

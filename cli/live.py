@@ -11,27 +11,28 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fleetbed.emulator.engine import Engine
-from fleetbed.emulator.evaluation import Evaluations
-from fleetbed.emulator.task import Task
-from fleetbed.emulator.watch import Watch
+from fleetbed.emulator.engine.engine import Engine
+from fleetbed.emulator.engine.evaluation import Evaluations
+from fleetbed.emulator.engine.observer import Observer
+from fleetbed.emulator.engine.task import Task
+from fleetbed.profiles.yaml_text import plain
 
 REFRESH_S = 0.25
 MOST_CLIENTS = 16
 
 
-class PlainWatch(Watch):
+class PlainObserver(Observer):
     """A line for each thing that is said and for each round that ends."""
 
-    def __init__(self, out: TextIO = sys.stderr) -> None:
-        self._out = out
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out or sys.stderr  # the one of now: it may have been replaced since this was imported
         self._engine: Engine | None = None
         self._evaluations: Evaluations | None = None
         self._round = 0
         self._first = (0, 0.0)
 
     def say(self, text: str) -> None:
-        print(text, file=self._out, flush=True)
+        print(plain(text), file=self._out, flush=True)
 
     def start(self, engine: Engine, evaluations: Evaluations) -> None:
         self._engine, self._evaluations = engine, evaluations
@@ -49,7 +50,7 @@ class PlainWatch(Watch):
         self._engine = None
 
 
-class LiveWatch(PlainWatch):
+class LiveObserver(PlainObserver):
     """Round, device time, accuracy, time left, and who trains, transfers or waits, drawn in place."""
 
     def __init__(self, console: Console) -> None:
@@ -59,7 +60,7 @@ class LiveWatch(PlainWatch):
         self._drawn_s = 0.0
 
     def say(self, text: str) -> None:
-        self._console.print(Text(text))
+        self._console.print(Text(plain(text)))
 
     def start(self, engine: Engine, evaluations: Evaluations) -> None:
         super().start(engine, evaluations)
@@ -80,8 +81,8 @@ class LiveWatch(PlainWatch):
         super().stop()
 
 
-def watch_for(console: Console) -> Watch:
-    return LiveWatch(console) if console.is_terminal else PlainWatch()
+def observer_for(console: Console) -> Observer:
+    return LiveObserver(console) if console.is_terminal else PlainObserver()
 
 
 def summary(engine: Engine, evaluations: Evaluations | None, first: tuple[int, float]) -> str:
@@ -89,29 +90,28 @@ def summary(engine: Engine, evaluations: Evaluations | None, first: tuple[int, f
     progress, rounds = engine.progress, engine.config.experiment.rounds
     done = min(rounds, progress.policy.round - 1)
     parts = [f"round {done}/{rounds}", f"device {duration(progress.timeline.now_s)}"]
-    if evaluations is not None and evaluations.latest:
-        accuracy = sum(evaluations.latest.values()) / len(evaluations.latest)
-        parts.append(f"accuracy {accuracy:.1%}")
+    if evaluations is not None and evaluations.latest is not None:
+        parts.append(str(evaluations.latest))  # of an earlier round: evaluation lags behind
     if engine.last_arrival is not None:
         who = engine.participants[engine.last_arrival]
         parts.append(f"last {who.spec.name} {who.spec.kind}")
     parts.append(f"host {duration(time.monotonic() - engine.started_s)}")
     if done > first[0] - 1 and done < rounds:
         per_round = (time.monotonic() - first[1]) / (done - first[0] + 1)
-        parts.append(f"left about {duration(per_round * (rounds - done))}")
+        parts.append(f"about {duration(per_round * (rounds - done))} left")
     return ", ".join(parts)
 
 
 def _view(engine: Engine, evaluations: Evaluations | None, first: tuple[int, float]) -> Group:
     config, progress = engine.config, engine.progress
-    title = Text(f"{config.algorithm.title}, {config.policy.title}, seed {config.seed}", style="bold")
+    title = Text(plain(f"{config.algorithm.title}, {config.policy.title}, seed {config.seed}"), style="bold")
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("client", "device", "variant", "doing", "since", "planned end"):
         table.add_column(column, justify="right" if column in ("since", "planned end") else "left")
     tasks = sorted(progress.tasks.values(), key=lambda task: (task.outcome != "", -_planned_end(task), task.client))
     for task in tasks[:MOST_CLIENTS]:
         who = engine.participants[task.client]
-        table.add_row(
+        cells = (
             who.spec.name,
             who.spec.kind,
             task.variant,
@@ -119,9 +119,10 @@ def _view(engine: Engine, evaluations: Evaluations | None, first: tuple[int, flo
             duration(progress.timeline.now_s - task.dispatched_s),
             duration(_planned_end(task)),
         )
+        table.add_row(*(Text(plain(cell)) for cell in cells))  # rich takes a plain string for markup
     if len(tasks) > MOST_CLIENTS:
         table.add_row("", f"and {len(tasks) - MOST_CLIENTS} more", "", "", "", "")
-    return Group(title, Text(summary(engine, evaluations, first)), table)
+    return Group(title, Text(plain(summary(engine, evaluations, first))), table)
 
 
 def _planned_end(task: Task) -> float:

@@ -6,17 +6,23 @@ Heavy modules (torch, matplotlib) are imported inside the commands that need the
 from __future__ import annotations
 
 import atexit
+import errno
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
 
-from fleetbed.cli import data, host, models, profiles, report, run
+from fleetbed.cli import data, host, models, profiles, report, run, streams, validate
 from fleetbed.cli.common import complain
-from fleetbed.profiles.errors import FleetbedError
+from fleetbed.profiles.errors import BadInput, FleetbedError, HostCannot
+from fleetbed.profiles.files import is_text, show_path
 
+#: what a disk that is full or read-only, and limits of the shell or the machine, make of a call
+LACKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+NO_MEMORY = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
 DESCRIBE = "Describe"
 HOST = "This host"
 RESULTS = "Results"
@@ -35,6 +41,7 @@ app.add_typer(models.app, name="models", rich_help_panel=DESCRIBE)
 app.add_typer(report.privacy, name="privacy", rich_help_panel=RESULTS)
 app.command("run")(run.run)
 app.command("schema", rich_help_panel=DESCRIBE)(profiles.schema)
+app.command("validate", rich_help_panel=DESCRIBE)(validate.validate)
 profiles.app.command("measure")(host.measure)
 _HOST_COMMANDS: tuple[Callable[..., None], ...] = (host.doctor, host.calibrate, host.verify)
 _RESULT_COMMANDS: tuple[Callable[..., None], ...] = (report.report, report.plot, report.compare, report.export)
@@ -64,6 +71,7 @@ def _root(
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command and exit. An error of ours is one line on stderr and its exit code, no traceback."""
     try:
+        _check_text(sys.argv[1:] if args is None else args)
         try:
             app(args=args, prog_name="fleetbed")
         finally:
@@ -73,10 +81,48 @@ def main(args: Sequence[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
-        # The reader went away (`| head`): nobody to tell, and the interpreter must not try to flush again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader went away (`| head`): nobody to tell
+        _drop_output()
         sys.exit(1)
+    except (OSError, MemoryError, ImportError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            complain(f"{show_path(str(error.filename))}: {error.strerror}: give another path.")
+            sys.exit(BadInput.exit_code)
+        problem = _of_host(error)
+        if problem is None:
+            raise
+        _drop_output()
+        complain(f"this host cannot do it: {problem}")
+        sys.exit(HostCannot.exit_code)
+
+
+def _check_text(args: Sequence[str]) -> None:
+    """What becomes part of a record must be text: the arguments, and the folder that relative paths start from."""
+    for arg in args:
+        if not is_text(arg):
+            raise BadInput(f"the argument {show_path(arg)} is not UTF-8 text: rename the file or folder.")
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:
+        raise BadInput("the current folder does not exist any more: change to another.") from None
+    if not is_text(folder):
+        raise BadInput(f"the path of the current folder, {show_path(folder)}, is not UTF-8 text: rename it.")
+
+
+def _drop_output() -> None:
+    """What is still to be written to standard output cannot be, and the interpreter must not try it again."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+def _of_host(error: Exception) -> str | None:
+    """What this machine lacks, if that is what an error is about."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory"
+    if isinstance(error, ImportError):  # a library that could not be mapped
+        return str(error) if any(text in str(error) for text in NO_MEMORY) else None
+    return str(error) if isinstance(error, OSError) and error.errno in LACKS else None
 
 
 def program() -> None:
@@ -84,9 +130,14 @@ def program() -> None:
 
     Python would do so object by object, which takes a quarter of a second with torch in it.
     """
+    streams.open_closed()
+    streams.show_all_characters()
+    sys.stderr = streams.unfailing(sys.stderr)
     try:
         main()
     except SystemExit as end:
+        for late in (signal.SIGINT, signal.SIGTERM):  # the command is over: its exit code stands
+            signal.signal(late, signal.SIG_IGN)
         if "torch" not in sys.modules or not isinstance(end.code, int | None):
             raise
         atexit._run_exitfuncs()

@@ -17,6 +17,7 @@ from fleetbed.profiles.loading import decode
 from fleetbed.profiles.resolve import check_search, clients_of, load_fleet
 from fleetbed.profiles.settings import apply_settings
 from fleetbed.profiles.types import ClientSpec
+from fleetbed.profiles.yaml_text import plain, shorten
 
 if TYPE_CHECKING:
     from fleetbed.models.base import Family, InputSpec
@@ -74,16 +75,16 @@ def list_(
     """List every variant of every family with its size, its work and its peak memory in training."""
     import torch
 
-    from fleetbed.models import families
-    from fleetbed.models.cost import cost, forward_flops
+    from fleetbed.models.cost.predict import cost, forward_flops
+    from fleetbed.models.families import lookup
     from fleetbed.models.work import Work
 
     _check_batch(batch)
     torch.set_num_threads(1)  # models are run on single samples, where more threads only wait for each other
     work = Work(steps=1, batch=batch, held_models=1)
     rows = []
-    for name in names or families.names():
-        family = families.family(name)
+    for name in names or lookup.names():
+        family = lookup.family(name)
         spec = _spec(family, image, classes)
         for variant in family.variants:
             found = cost(family, variant, spec, work, Optimizer(name=optimizer))
@@ -145,11 +146,10 @@ def fit(
     Memory, time and bytes are those of a round in which the weights travel both ways, predicted, by the rate of the
     device. A run asks its own method and its own data.
     """
-    from fleetbed.models import families
+    from fleetbed.models.families import lookup
 
     _check_batch(batch)
-    if samples < 1:
-        raise BadInput(f"--samples is {samples}, but a client needs at least 1.")
+    _check_range("--samples", samples, 1, 1_000_000_000)
     check_search(profiles or ())
     tree = {
         "title": "models fit",
@@ -159,7 +159,7 @@ def fit(
         "algorithms": [{"name": "fedavg"}],
     }
     asked = decode(apply_settings(tree, sets or ()), Experiment, "models fit")
-    chosen = families.family(asked.model.family, asked.model.options).narrow(asked.model.variants)
+    chosen = lookup.family(asked.model.family, asked.model.options).narrow(asked.model.variants)
     spec = _spec(chosen, image, classes)
     clients = clients_of(load_fleet(asked.fleet, profiles or (), "--fleet"), profiles or (), asked.fleet)
     rows = [_fit(group, chosen, spec, asked, samples) for group in _alike(clients)]
@@ -197,8 +197,8 @@ def check_memory(
     as_json: AsJson = False,
 ) -> None:
     """Train in real processes and compare what the kernel saw with what was predicted."""
-    from fleetbed.emulator.memory_check import HEADER, Meter, compare, standard_cases, summarise, to_markdown
-    from fleetbed.models import families
+    from fleetbed.emulator.checks.memory_check import HEADER, Meter, compare, standard_cases, summarise, to_markdown
+    from fleetbed.models.families import lookup
 
     try:
         sizes = [int(part) for part in batches.split(",")]
@@ -208,13 +208,13 @@ def check_memory(
         _check_batch(size, "--batches")
     if out is not None and not out.parent.is_dir():
         raise BadInput(f"--out {out}: there is no folder {out.parent}.")
-    cases = list(standard_cases(names or families.names(), sizes, every=every))
+    cases = list(standard_cases(names or lookup.names(), sizes, every=every))
     results = []
     with Meter() as meter:
         for case in cases:
             results.append(compare(case, meter))
             if not as_json:  # it takes minutes
-                print(" ".join(results[-1].cells), file=sys.stderr)
+                print(plain(" ".join(results[-1].cells)), file=sys.stderr)
         backend = meter.backend
     if out is not None:
         out.write_text(to_markdown(results, backend))
@@ -235,9 +235,10 @@ def _alike(clients: Sequence[ClientSpec]) -> list[list[ClientSpec]]:
 
 
 def _fit(group: list[ClientSpec], family: Family, spec: InputSpec, asked: Experiment, samples: int) -> _Fit:
-    from fleetbed.emulator.schedule import batch_of, steps_of
-    from fleetbed.models.choose import choose, modelled_seconds, transfer_seconds
-    from fleetbed.models.cost import cost
+    from fleetbed.emulator.method.schedule import batch_of, steps_of
+    from fleetbed.models.cost.choose import choose, transfer_seconds
+    from fleetbed.models.cost.operations import compute_seconds
+    from fleetbed.models.cost.predict import cost
     from fleetbed.models.work import Work
 
     training = asked.training
@@ -251,8 +252,8 @@ def _fit(group: list[ClientSpec], family: Family, spec: InputSpec, asked: Experi
         work=lambda _: work,
         optimizer=training.optimizer,
         budgets=asked.budgets,
-        seconds=lambda variant, work: modelled_seconds(
-            device, cost(family, variant, spec, work, training.optimizer).flops
+        seconds=lambda variant, work: compute_seconds(
+            device, cost(family, variant, spec, work, training.optimizer).operations
         ),
     )
     return _Fit(
@@ -262,7 +263,7 @@ def _fit(group: list[ClientSpec], family: Family, spec: InputSpec, asked: Experi
         variant=choice.variant,
         memory_bytes=choice.cost.memory_bytes,
         cap_bytes=round(device.cap_mib * MIB),
-        compute_s=modelled_seconds(device, choice.cost.flops),
+        compute_s=compute_seconds(device, choice.cost.operations),
         transfer_s=transfer_seconds(link, choice.cost.state_bytes),
         round_bytes=2 * choice.cost.state_bytes,
         reason=choice.reason,
@@ -274,6 +275,7 @@ def _spec(family: Family, image: str, classes: int) -> InputSpec:
     """The input of a family: the image asked for, or a text of the usual length."""
     from fleetbed.models.base import InputSpec
 
+    _check_range("--classes", classes, 2, 10_000)
     if family.reads == "text":
         data = Data()
         spec = InputSpec((data.tokens,), classes, data.vocabulary)
@@ -285,11 +287,17 @@ def _spec(family: Family, image: str, classes: int) -> InputSpec:
 
 def _image(text: str) -> tuple[int, ...]:
     sizes = text.lower().split("x")
-    if len(sizes) != 3 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        raise BadInput(f"--image is {text!r}, but channels, height and width are needed: {DEFAULT_IMAGE}.")
+    if len(sizes) != 3 or not all(size.isdecimal() and len(size) < 9 and 1 <= int(size) <= 2048 for size in sizes):
+        raise BadInput(
+            f"--image is {shorten(text)}, but channels, height and width from 1 to 2048 are needed: {DEFAULT_IMAGE}."
+        )
     return tuple(int(size) for size in sizes)
 
 
 def _check_batch(batch: int, option: str = "--batch") -> None:
-    if batch < 1:
-        raise BadInput(f"{option} is {batch}, but a batch has at least 1 sample.")
+    _check_range(option, batch, 1, 1_000_000)
+
+
+def _check_range(option: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise BadInput(f"{option} is {value}, but a number from {least} to {most} is needed.")

@@ -12,8 +12,11 @@ import typer
 from fleetbed.cli.common import AsJson, ProfileFolders, complain, print_json, print_table
 from fleetbed.profiles.errors import BadInput, nearest
 from fleetbed.profiles.experiment import Experiment, runs
+from fleetbed.profiles.files import show_path, user_path
 from fleetbed.profiles.fleet import sizes
 from fleetbed.profiles.loading import TYPES, Kind, without_provenance
+from fleetbed.profiles.mistakes import Mistakes, check_references, read_on
+from fleetbed.profiles.rates import rates_of, rates_provenance
 from fleetbed.profiles.resolve import (
     FOLDERS,
     available,
@@ -26,9 +29,10 @@ from fleetbed.profiles.resolve import (
     load_link,
     looks_like_path,
 )
+from fleetbed.profiles.runtimes import RUNTIMES
 from fleetbed.profiles.schema import schema_text
-from fleetbed.profiles.types import Device, Fleet, Link, Profile
-from fleetbed.profiles.yaml_text import read_mapping
+from fleetbed.profiles.types import Device, Fleet, Link, Profile, Provenance
+from fleetbed.profiles.yaml_text import plain, read_mapping
 
 app = typer.Typer(help="List, show and check devices, links, fleets and experiments.", no_args_is_help=True)
 
@@ -84,7 +88,7 @@ def show(
     else:
         import yaml
 
-        print(f"# {path}, with every default")
+        print(plain(f"# {path}, with every default"))
         print(yaml.safe_dump(msgspec.to_builtins(profile), sort_keys=False, allow_unicode=True), end="")
 
 
@@ -95,7 +99,7 @@ def check(
     profiles: ProfileFolders = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check profiles and all that they refer to; exit code 2 if one is wrong."""
+    """Check profiles and all that they name, and list every mistake; exit code 2 if there is one."""
     search = _search(profiles)
     if names:
         targets = [(name, kind) for name in names]
@@ -107,11 +111,12 @@ def check(
         print_json(results)
     else:
         for result in results:
-            if not result["error"]:
+            if not result["errors"]:
                 missing = result["without_provenance"]
-                note = f" (no provenance: {', '.join(missing)})" if missing else ""
-                print(f"{result['kind']} {result['file']}: ok{note}")
-    wrong = [result["error"] for result in results if result["error"]]
+                remarks = [f"no provenance: {', '.join(missing)}"] if missing else result["remarks"]
+                note = f" ({'; '.join(remarks)})" if remarks else ""
+                print(plain(f"{result['kind']} {result['file']}: ok{note}"))
+    wrong = [sentence for result in results for sentence in result["errors"]]
     for sentence in wrong:
         complain(sentence)
     if wrong:
@@ -141,7 +146,8 @@ def _find(name: str, kind: Kind | None, search: Sequence[Path]) -> tuple[Kind, P
     if kind:
         return kind, find(kind, name, search)
     if looks_like_path(name):
-        return _kind_of(Path(name)), Path(name)
+        path = user_path(name, "the profile")
+        return _kind_of(path), path
     kinds: list[Kind] = [each for each in FOLDERS if name in available(each, search)]
     if not kinds:
         everything = {known for each in FOLDERS for known in available(each, search)}
@@ -165,23 +171,34 @@ def _kind_of(path: Path) -> Kind:
 
 
 def _check(name: str, kind: Kind | None, search: Sequence[Path]) -> dict[str, Any]:
-    result: dict[str, Any] = {"file": name, "kind": kind, "error": None, "without_provenance": []}
+    result: dict[str, Any] = {"file": name, "kind": kind, "errors": [], "remarks": [], "without_provenance": []}
     try:
         found, path = _find(name, kind, search)
-        result |= {"file": str(path), "kind": found}
-        profile = _load(found, str(path), search)
-        if isinstance(profile, (Device, Link)):
-            result["without_provenance"] = without_provenance(profile)
-        _extra(profile, str(path), search)
     except BadInput as error:
-        result["error"] = str(error)
-    return result
+        return {**result, "errors": [str(error)]}
+    result |= {"file": str(path), "kind": found}
+    mistakes = Mistakes(show_path(path))
+    profile = read_on(path, found, mistakes)
+    if profile is not None:
+        check_references(profile, search, mistakes)
+    if isinstance(profile, (Device, Link)):
+        result["without_provenance"] = without_provenance(profile)
+    if isinstance(profile, Experiment):
+        from fleetbed.emulator.run.checking import check_experiment
+
+        result["remarks"] = check_experiment(profile, search, mistakes)
+    return {**result, "errors": mistakes.sentences}
 
 
 def _extra(profile: Profile, where: str, search: Sequence[Path]) -> dict[str, Any]:
     """What a profile refers to, resolved; so a wrong reference is an error here."""
     if isinstance(profile, Device):
-        return {"link": load_link(profile.link, search, f"{where}: link")}
+        return {
+            "link": load_link(profile.link, search, f"{where}: link"),
+            "rates": rates_of(profile),
+            "rates_provenance": rates_provenance(profile),
+            "runtime_mib": profile.runtime_mib,
+        }
     if isinstance(profile, Fleet):
         return {"clients": clients_of(profile, search, where)}
     if isinstance(profile, Experiment):
@@ -227,6 +244,8 @@ def _show_fleet(fleet: Fleet, path: Path, search: Sequence[Path]) -> None:
 
 def _show_figures(profile: Device | Link, path: Path) -> None:
     origin = {entry.figure: entry for entry in profile.provenance}
+    if isinstance(profile, Device):
+        profile, origin = _filled_in(profile, origin)
     rows = []
     for key, value in _leaves(msgspec.to_builtins(profile)):
         groups = [key.rsplit(".", n)[0] for n in range(key.count(".") + 1)]
@@ -234,6 +253,19 @@ def _show_figures(profile: Device | Link, path: Path) -> None:
         source = "; ".join(part for part in (entry.source, entry.note) if part) if entry else ""
         rows.append([key, value, entry.kind if entry else "", source])
     print_table(f"{profile.title} ({path})", ["figure", "value", "kind", "source"], rows)
+
+
+def _filled_in(device: Device, origin: dict[str, Provenance]) -> tuple[Device, dict[str, Provenance]]:
+    """With the rates and the runtime's memory that follow from its other figures."""
+    origin = {**origin, **{entry.figure: entry for entry in rates_provenance(device)}}
+    memory = device.memory
+    if memory.runtime_mib is None:
+        runtime = RUNTIMES[device.runtime]
+        memory = msgspec.structs.replace(memory, runtime_mib=runtime.memory_mib)
+        origin["memory.runtime_mib"] = Provenance(
+            figure="memory.runtime_mib", kind=runtime.kind, source=runtime.source or None, note=runtime.note
+        )
+    return msgspec.structs.replace(device, memory=memory, rates=rates_of(device)), origin
 
 
 def _leaves(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fleetbed.analysis.plot import KINDS
-from fleetbed.cli.common import AsJson, print_json, print_table
+from fleetbed.analysis.figures.plot import KINDS
+from fleetbed.cli.common import AsJson, finite, print_json, print_table
+from fleetbed.profiles.yaml_text import plain
 
 RunFolders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs or of studies.")]
 Base = Annotated[
@@ -17,7 +19,22 @@ Base = Annotated[
 ]
 Targets = Annotated[
     list[float] | None,
-    typer.Option("--target", metavar="ACCURACY", min=0, max=1, help="An accuracy to reach, as 0.6; may be repeated."),
+    typer.Option(
+        "--target",
+        callback=finite,
+        metavar="ACCURACY",
+        min=0,
+        max=1,
+        help="An accuracy to reach, as 0.6; may be repeated.",
+    ),
+]
+Series = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Whose accuracy on which test data: global, personal-own or personal-all; "
+        "default: what each method's paper reports.",
+    ),
 ]
 AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 
@@ -32,30 +49,32 @@ def report(
     ] = None,
     base: Base = None,
     target: Targets = None,
+    series: Series = None,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
 ) -> None:
     """Write the report of runs as one HTML page, or print its figures."""
-    from fleetbed.analysis.report import clients_csv, report_json, write_report
-    from fleetbed.analysis.runs import open_runs
+    from fleetbed.analysis.page.report import clients_csv, report_json, write_report
+    from fleetbed.analysis.tables.runs import open_runs
 
     runs = open_runs(folders)
     if as_json:
-        print_json(report_json(runs, base, target or [], client))
+        print_json(report_json(runs, base, target or [], client, series))
     elif as_csv:
-        print(clients_csv(runs, client), end="")
+        print(clients_csv(runs, client, series), end="")
     elif client is not None:
-        _print_client(report_json(runs, base, target or [], client)["runs"])
+        _print_client(report_json(runs, base, target or [], client, series)["runs"])
     else:
-        page, *parts = write_report(runs, out, base, target or [])
-        print(f"{page} ({page.stat().st_size / 1e6:.1f} MB), {len(parts)} files in {parts[0].parent}")
+        page, *parts = write_report(runs, out, base, target or [], series)
+        size_mb = page.stat().st_size / 1e6
+        print(plain(f"{page} ({size_mb:.1f} MB), {len(parts)} files in {parts[0].parent}"))
 
 
 def _print_client(runs: list[dict[str, Any]]) -> None:
     """One column per run, and the median of the client's kind beside it."""
     import msgspec
 
-    from fleetbed.analysis.units import of_field
+    from fleetbed.analysis.tables.units import of_field
 
     columns, rows = ["run"], []
     for run in runs:
@@ -76,13 +95,19 @@ def plot(
     folders: RunFolders,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the figures go.")] = Path("figures"),
     target: Targets = None,
+    series: Series = None,
 ) -> None:
     """Draw a figure for a paper, as PNG and PDF."""
-    from fleetbed.analysis.plot import plot as draw
-    from fleetbed.analysis.runs import open_runs
+    from fleetbed.analysis.figures.plot import plot as draw
+    from fleetbed.analysis.tables.notes import cautions
+    from fleetbed.analysis.tables.runs import open_runs
+    from fleetbed.analysis.tables.series import series_of
 
-    for path in draw(kind, open_runs(folders), out, target or []):
-        print(path)
+    runs = open_runs(folders)
+    for path in draw(kind, runs, out, target or [], series):
+        print(plain(str(path)))
+    for note in cautions(series_of(runs, series)):
+        print(plain(note), file=sys.stderr)
 
 
 class Format(str, Enum):
@@ -105,28 +130,28 @@ def compare(
     ] = Show.summary,
     base: Base = None,
     target: Targets = None,
+    series: Series = None,
     form: Annotated[Format, typer.Option("--format", help="How to write the table.")] = Format.markdown,
     as_json: AsJson = False,
 ) -> None:
     """Set methods side by side: accuracy, what it took to get there, and differences paired by seed."""
-    from fleetbed.analysis import by_round
-    from fleetbed.analysis import compare as comparing
-    from fleetbed.analysis.runs import open_runs
-    from fleetbed.analysis.tables import csv_text
+    from fleetbed.analysis.tables import by_round
+    from fleetbed.analysis.tables import compare as comparing
+    from fleetbed.analysis.tables.runs import open_runs
+    from fleetbed.analysis.tables.writing import csv_text
 
-    runs = open_runs(folders)
-    found = comparing.compare(runs, base, target or [])
-    rows, table = {
-        Show.summary: lambda: (comparing.records(found), comparing.table(found)),
-        Show.rounds: lambda: (by_round.accuracy_records(runs), by_round.accuracy_table(runs)),
-        Show.costs: lambda: (by_round.cost_records(runs), by_round.cost_table(runs)),
+    found = comparing.compare(open_runs(folders), base, target or [], series)
+    rows, tables = {
+        Show.summary: lambda: (comparing.records(found), comparing.tables(found)),
+        Show.rounds: lambda: (by_round.accuracy_records(found), by_round.accuracy_tables(found)),
+        Show.costs: lambda: (by_round.cost_records(found), [by_round.cost_table(found)]),
     }[show]()
     if as_json:
         print_json({"targets": found.targets, "methods": rows, "notes": found.notes})
     elif form is Format.csv:
-        print(csv_text(list(rows[0]), [list(row.values()) for row in rows]), end="")
+        print(csv_text(list(rows[0]) if rows else [], [list(row.values()) for row in rows]), end="")
     else:
-        print(table.latex() if form is Format.latex else table.markdown(), end="")
+        print("\n".join(each.latex() if form is Format.latex else each.markdown() for each in tables), end="")
 
 
 def export(
@@ -135,13 +160,14 @@ def export(
         str, typer.Option("--format", metavar="FORMAT", help="csv, chrome-trace, tensorboard or parquet.")
     ] = "csv",
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the files go.")] = Path("export"),
+    series: Series = None,
 ) -> None:
     """Write runs in the formats of other tools; chrome-trace opens in ui.perfetto.dev."""
-    from fleetbed.analysis.export import export as write
-    from fleetbed.analysis.runs import open_runs
+    from fleetbed.analysis.tables.export import export as write
+    from fleetbed.analysis.tables.runs import open_runs
 
-    for path in write(open_runs(folders), form, out):
-        print(path)
+    for path in write(open_runs(folders), form, out, series):
+        print(plain(str(path)))
 
 
 privacy = typer.Typer(help="What features give away, and what noise would hide.", no_args_is_help=True)
@@ -155,7 +181,7 @@ def sigma(
     as_json: AsJson = False,
 ) -> None:
     """The standard deviation of the noise that gives (epsilon, delta)-differential privacy."""
-    from fleetbed.analysis.privacy import dp_sigma
+    from fleetbed.analysis.figures.privacy import dp_sigma
 
     found = dp_sigma(clip, epsilon, delta)
     if as_json:
@@ -171,7 +197,9 @@ def reconstruct(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")],
     noise: Annotated[
         list[float] | None,
-        typer.Option(min=0, metavar="SD", help="Noise in standard deviations of the features; may be repeated."),
+        typer.Option(
+            callback=finite, min=0, metavar="SD", help="Noise in standard deviations of the features; may be repeated."
+        ),
     ] = None,
     images: Annotated[int, typer.Option(min=1, max=32, help="How many test images.")] = 8,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the optimisation.")] = 300,
@@ -179,11 +207,11 @@ def reconstruct(
     as_json: AsJson = False,
 ) -> None:
     """Rebuild test images from the features that a client would send, with and without noise."""
-    from fleetbed.analysis import privacy as attacking
-    from fleetbed.analysis.privacy_plot import reconstruction_figure
-    from fleetbed.analysis.runs import open_run
-    from fleetbed.analysis.style import save
-    from fleetbed.analysis.tables import csv_text, writable
+    from fleetbed.analysis.figures import privacy as attacking
+    from fleetbed.analysis.figures.privacy_plot import reconstruction_figure
+    from fleetbed.analysis.figures.style import save
+    from fleetbed.analysis.tables.runs import open_run
+    from fleetbed.analysis.tables.writing import csv_text, writable
 
     original, attacks = attacking.reconstruct(open_run(folder), noise or [0.0, 0.8], images, steps)
     columns, rows = attacking.table(attacks)
@@ -195,4 +223,4 @@ def reconstruct(
         return
     for attack in attacks:
         print(f"noise {attack.noise:g} sd: mean SSIM {attacking.mean_ssim(attack):.3f}")
-    print(written[0])
+    print(plain(str(written[0])))

@@ -1,41 +1,55 @@
-"""Several runs of a study at the same time, each by a command of its own; what they say is passed on, line by line."""
+"""Several runs of a study at the same time, each by a command of its own; its output is passed on, line by line."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from fleetbed.emulator.forks import die_with
-from fleetbed.profiles.errors import FleetbedError
+from fleetbed.emulator.machine.interpreter import module_command
+from fleetbed.emulator.processes.forking import die_with
+from fleetbed.emulator.resume.run_folder import standing
+from fleetbed.profiles.errors import BadInput, FleetbedError, HostCannot
+
+#: what a run's command ended with, by its exit code
+ERRORS = {2: BadInput, 3: HostCannot}
 
 
 def run_side_by_side(folder: Path, names: Sequence[str], jobs: int, say: Callable[[str], None]) -> None:
-    """Carry these runs out, so many at once. One that fails, or Ctrl-C, ends the others in order."""
+    """Carry these runs out, so many at once. One that fails, or Ctrl-C, ends the others in order.
+
+    A run that ended without a result is none that failed: it has come to its end, and the others go on.
+    """
     at_work: set[subprocess.Popen[str]] = set()
-    failed: list[str] = []
+    failed: list[FleetbedError] = []
     end_with_us = partial(die_with, os.getpid(), signal.SIGTERM)  # in order, as by Ctrl-C
 
     def carry_out(name: str) -> None:
         if failed:
             return
-        command = [sys.executable, "-m", "fleetbed.cli.main", "run", "--resume", str(folder), "--only", name]
+        command = module_command("fleetbed.cli.main", "run", "--resume", folder, "--only", name, function="program")
         with subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=end_with_us
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            preexec_fn=end_with_us,
         ) as process:
             at_work.add(process)
+            if failed:  # meanwhile
+                process.terminate()
             assert process.stderr is not None
             for line in process.stderr:
                 say(f"{name}: {line.rstrip()}")
             status = process.wait()
             at_work.discard(process)
-        if status and not failed:
-            failed.append(name)
+        if (error := _error(folder, name, status)) is not None and not failed:
+            failed.append(error)
             end_all()
 
     def end_all() -> None:
@@ -47,8 +61,22 @@ def run_side_by_side(folder: Path, names: Sequence[str], jobs: int, say: Callabl
             for _ in pool.map(carry_out, names):
                 pass
         except BaseException:
-            failed.append("")  # none of those that wait is begun
+            failed.append(FleetbedError("interrupted"))  # none of those that wait is begun
             end_all()
             raise
     if failed:
-        raise FleetbedError(f"run {failed[0]} failed, which it says above; go on with: fleetbed run --resume {folder}")
+        raise failed[0]
+
+
+def _error(folder: Path, name: str, status: int) -> FleetbedError | None:
+    """What is to be said of a run whose command ended so; None if the run came to its end.
+
+    The exit code alone does not decide: the records must say it too.
+    """
+    found = standing(folder / name)
+    if found == "empty" or (found == "done" and status == 0):
+        return None
+    how = f"was ended by signal {-status}" if status < 0 else f"failed with exit code {status}"
+    return ERRORS.get(status, FleetbedError)(
+        f"run {name} {how}, see its output above; continue with: fleetbed run --resume {folder}"
+    )

@@ -32,14 +32,14 @@ import numpy as np
 import torch
 import zmq
 
-from fleetbed.emulator import shelf, wire
-from fleetbed.emulator.algorithm import Reply
-from fleetbed.emulator.broker import Broker
-from fleetbed.emulator.bundle import Bundle
-from fleetbed.emulator.executor import Order
 from fleetbed.emulator.limits.plan import LimitPlan, Usage
-from fleetbed.emulator.messages import FromZygote, Hello, Spawn, ToZygote, Train, Trained, to_worker, to_zygote
-from fleetbed.emulator.worker import serve
+from fleetbed.emulator.method.algorithm import Reply
+from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.processes.broker import Broker
+from fleetbed.emulator.processes.executor import Order
+from fleetbed.emulator.processes.worker import serve
+from fleetbed.emulator.wire import codec, shared_memory
+from fleetbed.emulator.wire.messages import FromZygote, Hello, Spawn, ToZygote, Train, Trained, to_worker, to_zygote
 
 UNITS = {"K": 1000, "M": 1000_000}
 FLOAT_BYTES = 4
@@ -80,9 +80,9 @@ def pass_back(identity: str, address: str, shared: int) -> None:
     """A client that costs next to nothing, so that what is measured is the broker."""
     dealer = zmq.Context().socket(zmq.DEALER)
     dealer.identity = identity.encode()
-    wire.tune(dealer)
+    codec.tune(dealer)
     dealer.connect(address)
-    dealer.send(wire.control(Hello(())))
+    dealer.send(codec.control(Hello(())))
     answer = Trained(
         task=0,
         keep=None,
@@ -96,15 +96,13 @@ def pass_back(identity: str, address: str, shared: int) -> None:
         anon_bytes=None,
     )
     while True:
-        control, *frames = wire.receive(dealer)
-        order = wire.parse_control(to_worker, control)
+        control, *frames = codec.receive(dealer)
+        order = codec.parse_control(to_worker, control)
         assert isinstance(order, Train)
-        places = []
-        if order.ticket is not None:
-            frames = shelf.fetch(shared, order.ticket, frames)
-            places = shelf.hand_in(shared, order.ticket, frames)
-        said = msgspec.structs.replace(answer, task=order.task, places=places)
-        wire.send(dealer, [wire.control(said), *shelf.carried(frames, places)])
+        frames = shared_memory.received(shared, order.slot, frames)
+        sizes, sent = shared_memory.hand_in(shared, order.slot, frames)
+        said = msgspec.structs.replace(answer, task=order.task, sizes=sizes)
+        codec.send(dealer, [codec.control(said), *sent])
 
 
 class Forks:
@@ -112,7 +110,7 @@ class Forks:
 
     def __init__(self, folder: Path, client: Callable[[str, str, int], None]) -> None:
         self._client = client
-        self.shelf = os.memfd_create("shelf")
+        self.shared = os.memfd_create("shared")
         self.address = f"ipc://{folder}/broker"
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._pid = os.fork()
@@ -131,7 +129,7 @@ class Forks:
             child = os.fork()
             if child == 0:
                 control.close()
-                self._client(spawn.identity, self.address, self.shelf)
+                self._client(spawn.identity, self.address, self.shared)
             children.append(child)
         end(children)
 
@@ -141,13 +139,19 @@ class Forks:
     def tell(self, order: ToZygote) -> None:
         self._ours.send(msgspec.msgpack.encode(order))
 
+    def flush(self) -> None:
+        """Nothing waits: `tell` blocks."""
+
+    def check(self, clock_s: float) -> None:
+        """It is never stopped."""
+
     def hear(self) -> FromZygote:
         raise RuntimeError("a client has ended")
 
     def close(self) -> None:
         self._ours.close()
         os.waitpid(self._pid, 0)
-        os.close(self.shelf)
+        os.close(self.shared)
 
 
 def end(children: list[int]) -> NoReturn:
@@ -172,12 +176,12 @@ def fleetbed_side(
         def submit() -> None:
             nonlocal next_task
             header = Train(task=next_task, client=next_task % clients, variant="v", stage="train", kept=None)
-            broker.submit(Order(header=header, worker=names[next_task % clients], frames=wire.pack(bundle)))
+            broker.submit(Order(header=header, worker=names[next_task % clients], frames=codec.pack(bundle)))
             next_task += 1
 
         def take() -> None:
             outcome = broker.wait(next_task - clients)
-            if outcome.kind != "ok" or len(wire.unpack(outcome.frames).tensors) != len(bundle.tensors):
+            if outcome.kind != "ok" or len(codec.unpack(outcome.frames).tensors) != len(bundle.tensors):
                 raise RuntimeError(f"a message was lost: {outcome.detail}")
 
         try:
@@ -268,8 +272,8 @@ def spread(values: list[float], form: str) -> str:
 def cell(size: str, clients: int, args: argparse.Namespace) -> list[str]:
     count = size_of(size) // FLOAT_BYTES
     bundle = Bundle({f"layer{i}.weight": part for i, part in enumerate(torch.randn(count).chunk(args.tensors))})
-    header = wire.control(Train(task=0, client=0, variant="v", stage="train", kept=None))
-    frames = [header, *(bytes(frame) for frame in wire.pack(bundle))]
+    header = codec.control(Train(task=0, client=0, variant="v", stage="train", kept=None))
+    frames = [header, *(bytes(frame) for frame in codec.pack(bundle))]
     megabytes = sum(map(len, frames)) / 1e6
     ours, alone, bare = [], [], []
     for _ in range(args.repetitions):

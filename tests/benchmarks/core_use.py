@@ -1,6 +1,6 @@
 """How busy the cores are while rounds go on, and with what: CPU time of clients, broker and zygote over wall time.
 
-    python tests/benchmarks/core_use.py [--source modelled calibrated enforced] [--samples 96] [--rounds 12]
+    python tests/benchmarks/core_use.py [--source modelled enforced] [--samples 96] [--rounds 12]
 
 Ten of a hundred clients a round, ResNet10 at 3x32x32, as in round_cost.py. Measured from the end of the second round
 to the end of the last but one; `enforced` goes as fast as tasks stay on time; by how much they did not stands beside:
@@ -92,7 +92,7 @@ def measure(experiment: Path, folder: Path, rounds: int) -> tuple[float, dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", nargs="+", default=["modelled", "calibrated", "enforced"], help="timing.source")
+    parser.add_argument("--source", nargs="+", default=["modelled", "enforced"], help="timing.source")
     parser.add_argument("--samples", type=int, default=96, help="samples per client")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--per-round", type=int, default=10)

@@ -30,7 +30,7 @@ algorithms: [{{name: fedavg}}]
 seeds: [1]
 participation: {{ratio: {ratio}}}
 processes: {processes}
-timing: {{source: {source}, dilation: {dilation}}}
+timing: {{source: {source}, time_scale: {time_scale}}}
 rounds: {rounds}
 evaluation: {{every: 1000000}}
 """
@@ -45,12 +45,12 @@ provenance: [{{figure: members, kind: assumed, note: Of a benchmark.}}]
 class Asked:
     clients: int
     processes: str = "resident"
-    source: str = "calibrated"
+    source: str = "modelled"
     rounds: int = 5
     part: int = 10  # how many take part in a round
     base_width: int = 8
     steps: int = 2
-    dilation: float | str = "auto"
+    time_scale: float | str = "auto"
     device: str = "raspberry-pi-4b-8gb"
 
     def write(self, folder: Path) -> None:
@@ -63,7 +63,7 @@ class Asked:
             ratio=min(1.0, self.part / self.clients),
             processes=self.processes,
             source=self.source,
-            dilation=self.dilation,
+            time_scale=self.time_scale,
             rounds=self.rounds,
         )
         (folder / "experiments/bench.yaml").write_text(text)

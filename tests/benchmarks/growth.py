@@ -35,7 +35,7 @@ def against_clients(clients: int) -> Point:
 
 def against_model(width: int) -> Point:
     from fleetbed.models.base import InputSpec
-    from fleetbed.models.families import family
+    from fleetbed.models.families.lookup import family
 
     net = family("resnet-stage", {"base_width": width}).outline("resnet10", InputSpec((1, 28, 28), 10))
     found = measure(Asked(clients=20, part=10, rounds=12, base_width=width))
@@ -88,7 +88,7 @@ def draw(found: dict[str, list[Point]], out: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    from fleetbed.analysis.style import COLOURS, GREY, MARKERS, RC
+    from fleetbed.analysis.figures.style import COLOURS, GREY, MARKERS, RC
 
     with pyplot.rc_context(RC):
         figure, panels = pyplot.subplots(2, len(found), figsize=(3.0 * len(found), 5.2), squeeze=False, sharex="col")

@@ -36,7 +36,7 @@ def cpu_by_role(run: Running) -> dict[str, float]:
 def measure(clients: int, seconds: float) -> dict[str, float]:
     """Cores in use by role."""
     with tempfile.TemporaryDirectory() as name:
-        asked = Asked(clients=clients, part=1, source="enforced", dilation=1000.0, rounds=2, steps=100)
+        asked = Asked(clients=clients, part=1, source="enforced", time_scale=1000.0, rounds=2, steps=100)
         run = Running(asked, Path(name))
         try:
             while len(run.clients()) < clients:

@@ -18,12 +18,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from fleetbed.emulator import heap, wire
-from fleetbed.emulator.algorithm import Algorithm, Arrival, Client, Context
 from fleetbed.emulator.algorithms import load_method
-from fleetbed.emulator.bundle import Bundle
+from fleetbed.emulator.machine import heap
+from fleetbed.emulator.method.algorithm import Algorithm, Arrival, Client, Context
+from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.wire import codec
 from fleetbed.models.base import InputSpec
-from fleetbed.models.families import family
+from fleetbed.models.families.lookup import family
 from fleetbed.profiles.experiment import AlgorithmChoice, Optimizer, Training
 
 SPEC = InputSpec((3, 32, 32), 10)
@@ -53,8 +54,8 @@ def arrive(method: Algorithm, state: Bundle) -> list[Arrival]:
     for client in method.context.clients:
         sent = method.send(state, client, "train", 0)
         changed = {n: t + 0.01 * torch.rand(t.shape) if t.is_floating_point() else t for n, t in sent.tensors.items()}
-        frames = [bytearray(frame) for frame in wire.pack(Bundle(changed))]
-        found.append(Arrival(client=client, sent=sent, message=wire.unpack(frames)))
+        frames = [bytearray(frame) for frame in codec.pack(Bundle(changed))]
+        found.append(Arrival(client=client, sent=sent, message=codec.unpack(frames)))
     return found
 
 

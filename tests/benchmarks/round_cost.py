@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, nargs="+", default=[96, 16], help="samples per client")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--source", default="modelled", choices=["modelled", "calibrated"], help="timing.source")
+    parser.add_argument("--source", default="modelled", choices=["modelled", "replay"], help="timing.source")
     parser.add_argument("--flower", type=Path, metavar="DIR", help="Flower's environment, made if it is not there")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="add to the repetitions in this file, print them all")
     asked = parser.parse_args()

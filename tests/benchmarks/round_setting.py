@@ -118,7 +118,7 @@ class PlainTraining:
         import torch
 
         from fleetbed.models.base import InputSpec
-        from fleetbed.models.families import family
+        from fleetbed.models.families.lookup import family
 
         torch.set_num_threads(1)
         torch.manual_seed(1)

@@ -1,6 +1,6 @@
 """How long a fleet takes from the command to its first task, and what its processes hold while they wait.
 
-    python tests/benchmarks/start_and_memory.py [--clients 100 500] [--processes resident] [--source calibrated]
+    python tests/benchmarks/start_and_memory.py [--clients 100 500] [--processes resident] [--source modelled]
 
 A small ResNet10 on the shipped data; so many clients take part in a round. One run before those that count prepares the
 data and the calibration. Memory is read near the end: USS is what a client has of its own, PSS counts shared pages in
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 500])
     parser.add_argument("--part", type=int, help="how many take part in a round; a tenth of the fleet unless given")
     parser.add_argument("--processes", choices=["resident", "on-demand"], default="resident")
-    parser.add_argument("--source", choices=["calibrated", "modelled"], default="calibrated")
+    parser.add_argument("--source", choices=["modelled", "enforced"], default="modelled")
     parser.add_argument("--rounds", type=int, default=30, help="enough to look at the clients meanwhile")
     parser.add_argument("--repetitions", type=int, default=3)
     arguments = parser.parse_args()

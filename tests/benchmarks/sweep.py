@@ -38,7 +38,7 @@ def measure(experiment: Path, folder: Path, jobs: int, seeds: int) -> tuple[floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", default="modelled", choices=["modelled", "calibrated"], help="timing.source")
+    parser.add_argument("--source", default="modelled", choices=["modelled", "replay"], help="timing.source")
     parser.add_argument("--jobs", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=8)

@@ -87,7 +87,7 @@ def test_a_large_fleet_with_many_classes_can_be_drawn(capsys: pytest.CaptureFixt
     [
         ("data.name=fashion-mni", "did you mean fashion-m"),
         ("data.name=cifar10", "set data.download=true"),
-        ("data.name=own/none.npz", "there is no file"),
+        ("data.name=own/none.npz", "does not exist"),
         ("data.train_limit=20000", "data.train_limit is 20000"),
         ("data.public=10000", "data.public is 10000"),
         ("data.partition.min_size=2000", "8 clients need 16000 training samples"),

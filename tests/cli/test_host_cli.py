@@ -5,11 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fleetbed.cli.main import main
-from fleetbed.emulator import board, calibration, verify
-from fleetbed.emulator.calibration import HostRate
-from fleetbed.emulator.verify import Finding
+from fleetbed.emulator.checks import board, verify
+from fleetbed.emulator.checks.class_rates import ClassTimes, TrainingStep
+from fleetbed.emulator.checks.verify import Finding
+from fleetbed.emulator.machine import calibration
+from fleetbed.emulator.machine.calibration import HostRate
+from fleetbed.profiles.types import Rates
 
 QUIET = HostRate(180.0, 120.0, 2, 0.01, 0.02, other_cores=0.0)
 BUSY = HostRate(90.0, 60.0, 2, 0.5, 0.5, other_cores=1.3)
@@ -56,7 +60,10 @@ def test_calibrate_keeps_what_it_measured(capsys: pytest.CaptureFixture[str], mo
 def test_calibrate_warns_on_a_busy_host(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "measure_rate", lambda: BUSY)
     assert run("calibrate") == 0
-    assert "others kept 1.3 cores busy" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "others kept 1.3 cores busy" in told.err
+    assert "is not kept" in told.err
+    assert "kept in" not in told.out
 
 
 @pytest.fixture
@@ -94,13 +101,30 @@ def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
     samples: dict[str, Any] = {"matmul": [10.0, 11.0, 12.0], "copy": [2.0, 2.5, 3.0]}
     monkeypatch.setattr(board, "run_kernel", lambda name, **_: samples[name])
     monkeypatch.setattr(board, "_runtime_bytes", lambda: 150 * 2**20)
+    rates = Rates(
+        conv_1x1_gflops=8.0, conv_gflops=9.0, depthwise_gflops=0.5, matmul_gflops=11.0, memory_gb_s=1.5, call_us=20.0
+    )
+    classes = ClassTimes(rates=rates, steps=[TrainingStep("resnet18", 2.0, 2.2)], turns=7, spread=0.03)
+    monkeypatch.setattr(board, "measure_classes", lambda _: classes)
 
 
 @pytest.mark.usefixtures("_measured")
 def test_measure_writes_a_profile_that_can_be_used(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run("profiles", "measure", "--name", "My Board 2", "--link", "wifi5") == 0
-    assert "my-board-2.yaml: 11 GFLOPS" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "my-board-2.yaml: 11 GFLOPS" in out
+    assert "resnet18       2000         2200          +10.0%" in out
     assert run("profiles", "check", "./my-board-2.yaml", "--kind", "device") == 0
+
+
+@pytest.mark.usefixtures("_measured")
+def test_measure_warns_where_a_step_did_not_repeat(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steady = board.measure_classes(1)
+    monkeypatch.setattr(board, "measure_classes", lambda _: replace(steady, spread=1.3))
+    assert run("profiles", "measure", "--name", "b") == 0
+    assert "took times that are 130% apart" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_measured")

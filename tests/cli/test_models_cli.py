@@ -14,7 +14,8 @@ DEVICE = """
 title: A board
 trains_on: cpu
 cpu: {{description: one core, cores: 1, fp32_gflops: 4}}
-memory: {{installed_mib: 1024, visible_mib: 1000, available_mib: {available}, runtime_mib: 100}}
+memory:
+  {{installed_mib: 1024, visible_mib: 1000, available_mib: {available}, runtime_mib: 100, bandwidth_gb_s_measured: 2}}
 link: wifi4
 """
 FLEET = """
@@ -113,9 +114,9 @@ def test_fit_as_a_table(capsys: pytest.CaptureFixture[str], boards: str) -> None
     [
         (("list", "--family", "resnet-stag"), "did you mean resnet-stage"),
         (("list", "--batch", "0"), "--batch is 0"),
-        (("list", "--family", "lstm", "--classes", "1"), "at least 2 classes"),
-        (("list", "--image", "32x32"), "--image is '32x32'"),
-        (("list", "--image", "3x0x32"), "--image is '3x0x32'"),
+        (("list", "--family", "lstm", "--classes", "1"), "a number from 2 to 10000"),
+        (("list", "--image", "32x32"), '--image is "32x32"'),
+        (("list", "--image", "3x0x32"), '--image is "3x0x32"'),
         (("list", "--family", "resnet-stage", "--image", "3x2x2"), "images of at least"),
         (("fit", "--fleet", "iot-1000"), "there is no fleet"),
         (("fit", "--fleet", "iot-100", "--family", "vgg"), "vgg"),

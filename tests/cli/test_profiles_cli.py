@@ -42,9 +42,9 @@ def test_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "profiles", "list", "--json")
     found = json.loads(out)
     assert code == 0
-    assert [(kind, len(rows)) for kind, rows in found.items()][:3] == [("devices", 19), ("links", 15), ("fleets", 9)]
+    assert [(kind, len(rows)) for kind, rows in found.items()][:3] == [("devices", 35), ("links", 15), ("fleets", 10)]
     pi5 = next(row for row in found["devices"] if row["name"] == "raspberry-pi-5-8gb")
-    assert (pi5["rate_gflops"], pi5["cap_mib"], pi5["memory"]["available_mib"]) == (70.3, 7526 - 180, 7526)
+    assert (pi5["rate_gflops"], pi5["cap_mib"], pi5["memory"]["available_mib"]) == (70.3, 7526 - 215, 7526)
     demo = next(row for row in found["fleets"] if row["name"] == "demo")
     assert demo["clients"] == 8
 
@@ -62,7 +62,9 @@ def test_list_of_one_kind_with_a_folder_of_ones_own(capsys: pytest.CaptureFixtur
 def test_show(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "profiles", "show", "raspberry-pi-zero-2w")
     line = next(line for line in out.splitlines() if line.startswith("memory.runtime_mib"))
-    assert line.split()[1:3] == ["130", "assumed"]
+    assert line.split()[1:3] == ["147", "measured"]  # of its runtime
+    line = next(line for line in out.splitlines() if line.startswith("rates.matmul_gflops"))
+    assert line.split()[2] == "derived"
     _, out, _ = run(capsys, "profiles", "show", "phones")
     assert out.splitlines()[2].split()[:3] == ["000-052", "53", "phone-low"]
     assert out.splitlines()[4].split()[:3] == ["099", "1", "phone-high"]
@@ -88,10 +90,11 @@ def test_a_name_of_two_kinds_needs_the_kind(capsys: pytest.CaptureFixture[str]) 
     assert err == "fleetbed: the name demo is that of one fleet and one experiment: add --kind.\n"
 
 
+@pytest.mark.slow
 def test_check_everything_that_is_shipped(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "profiles", "check")
     assert (code, err) == (0, "")
-    assert all(line.endswith(": ok") for line in out.splitlines())
+    assert all(": ok" in line for line in out.splitlines())
     assert len(out.splitlines()) >= 19 + 15 + 6 + 2
 
 
@@ -105,9 +108,12 @@ STUDY = "title: x\nfleet: demo\nalgorithms:\n  - name: heteroavg\n"
     [
         (DEVICE.replace("cores:", "coers:"), "cpu.coers: there is no key 'coers'; did you mean cores?"),
         (DEVICE.replace("cores: 4", "cores: four"), 'cpu.cores is "four", but a whole number'),
-        (DEVICE.replace("fp32_gflops: 70.3", "fp32_gflops: -1"), "cpu.fp32_gflops is -1, but a number above 0"),
-        (DEVICE.replace("fp32_gflops: 70.3", "fp32_gflops: 0"), "cpu.fp32_gflops is 0, but a number above 0"),
-        (DEVICE.replace("7526", "512 MB"), 'memory.available_mib is "512 MB", but a number above 0 is needed: write'),
+        (DEVICE.replace("fp32_gflops: 70.3", "fp32_gflops: -1"), "cpu.fp32_gflops is -1, but a number from 1e-6"),
+        (DEVICE.replace("fp32_gflops: 70.3", "fp32_gflops: 0"), "cpu.fp32_gflops is 0, but a number from 1e-6"),
+        (
+            DEVICE.replace("7526", "512 MB"),
+            'memory.available_mib is "512 MB", but a number from 1 to 1000000000 is needed: write',
+        ),
         (DEVICE.replace("7526", ".inf"), ", line 16: memory.available_mib is .inf, but a finite number is needed."),
         (DEVICE.replace("cores: 4", "cores: 4\n  cores: 4"), ", line 7: the key cpu.cores is given twice"),
         (DEVICE.replace("link: wifi5", "link: wifi55"), "link: there is no link 'wifi55'; did you mean wifi5"),
@@ -130,16 +136,18 @@ def test_bad_files(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str
     file.write_text(text)
     code, out, err = run(capsys, "profiles", "check", str(file))
     assert (code, out) == (2, "")
-    assert err.startswith(f"fleetbed: {file}")
-    assert expected in err
-    assert err.count("\n") == 1
+    assert all(line.startswith(f"fleetbed: {file}") for line in err.splitlines())
+    assert expected in err.splitlines()[0]
 
 
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
         (["check", "gone.yaml"], "fleetbed: gone.yaml does not exist: give the path of a YAML file.\n"),
-        (["check", "gone.yaml", "--kind", "link"], "fleetbed: the link file gone.yaml does not exist.\n"),
+        (
+            ["check", "gone.yaml", "--kind", "link"],
+            "fleetbed: gone.yaml does not exist: give the path of a YAML file.\n",
+        ),
         (["show", "raspberry-pi-6"], "fleetbed: there is no profile 'raspberry-pi-6'; did you mean raspberry-pi-"),
         (["show", "wifi6", "--kind", "link"], "fleetbed: there is no link 'wifi6'; did you mean wifi5 or wifi4?"),
         (["list", "--profiles", "/no/such"], "fleetbed: --profiles /no/such: there is no such folder.\n"),
@@ -153,7 +161,7 @@ def test_bad_names(capsys: pytest.CaptureFixture[str], args: list[str], expected
 
 def test_check_goes_on_after_a_wrong_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
-    bad.write_text("down_mbit_s: 1\nup_mbit_s: 1\n")
+    bad.write_text("down_mbit_s: 1\nup_mbit_s: 1\nrtt_ms: 1\n")
     code, out, err = run(capsys, "profiles", "check", str(bad), "wifi4", str(tmp_path / "gone.yaml"))
     assert code == 2
     assert out.endswith("wifi4.yaml: ok\n")
@@ -161,8 +169,8 @@ def test_check_goes_on_after_a_wrong_one(capsys: pytest.CaptureFixture[str], tmp
     code, out, _ = run(capsys, "profiles", "check", str(bad), "wifi4", "--json")
     first, second = json.loads(out)
     assert code == 2
-    assert "the key title is missing" in first["error"]
-    assert (second["error"], second["kind"]) == (None, "link")
+    assert "the key title is missing" in first["errors"][0]
+    assert (second["errors"], second["kind"]) == ([], "link")
 
 
 def test_check_tells_which_figures_have_no_provenance(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from small_runs import tiny
 
-from fleetbed.emulator import run
-from fleetbed.emulator.watch import Watch
+from fleetbed.emulator.engine.observer import Observer
+from fleetbed.emulator.run import run
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,9 +24,9 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def start(tmp_path: Path) -> Callable[..., Path]:
     """Carry a small run out; gives its folder."""
 
-    def start_run(*sets: str, name: str = "run", watch: Watch | None = None) -> Path:
+    def start_run(*sets: str, name: str = "run", watch: Observer | None = None) -> Path:
         folder = tmp_path / name
-        run.start(tiny(*sets), folder, search=(), command="test", watch=watch or Watch())
+        run.start(tiny(*sets), folder, search=(), command="test", watch=watch or Observer())
         return folder
 
     return start_run

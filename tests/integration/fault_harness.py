@@ -11,20 +11,20 @@ from typing import Any
 import psutil
 import zmq
 
-from fleetbed.emulator import wire
-from fleetbed.emulator.broker import Broker
-from fleetbed.emulator.crew import Worker
-from fleetbed.emulator.engine import Engine
-from fleetbed.emulator.evaluation import Evaluations
-from fleetbed.emulator.executor import SERVICE
-from fleetbed.emulator.watch import Watch
+from fleetbed.emulator.engine.engine import Engine
+from fleetbed.emulator.engine.evaluation import Evaluations
+from fleetbed.emulator.engine.observer import Observer
+from fleetbed.emulator.processes.admission import Worker
+from fleetbed.emulator.processes.broker import Broker
+from fleetbed.emulator.processes.executor import SERVICE
+from fleetbed.emulator.wire import codec
 
 MESSAGES = ("drop", "duplicate", "delay", "garble", "cut")
 PROCESSES = ("kill", "stop", "oom")
 DELAY_S = 0.5
 
 
-class Saboteur(Watch):
+class Saboteur(Observer):
     """Commits one fault at a time, each on the first client that it can be done to from its round on.
 
     `plan` gives the faults by round. What was done is in `done`: (fault, round, client).
@@ -86,11 +86,11 @@ class Saboteur(Watch):
         if worker.order is not None:  # else it was given up meanwhile
             try:
                 self._deliver(worker, frames)
-            except wire.WireError as error:
+            except codec.WireError as error:
                 self._broker._end(worker, "crash", str(error))
 
     def _disturb(self, fault: str) -> None:
-        for worker in self._broker._crew.workers.values():
+        for worker in self._broker._admission.workers.values():
             busy = worker.order is not None and worker.sent_s is not None and not worker.leaving
             if worker.name.startswith(SERVICE) or not busy:
                 continue

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import psutil
 from small_runs import query
 
-from fleetbed.emulator.storage import load_bundle
+from fleetbed.emulator.wire.storage import load_bundle
 
 #: what a task's row says of device time and of learning; host times and meters differ from run to run
 TASKS = (
     "SELECT task, client, round, stage, variant, outcome, detail, base_version, merged_version, staleness, "
-    "dispatched_s, downloaded_s, compute_start_s, compute_end_s, uploaded_s, plan_s, flops, bytes_down, bytes_up, "
-    "joules, steps, samples, loss FROM tasks ORDER BY task"
+    "dispatched_s, downloaded_s, compute_start_s, compute_end_s, uploaded_s, ended_s, waited_s, plan_s, "
+    "flops, bytes_down, bytes_up, joules, steps, samples, loss FROM tasks ORDER BY task"
 )
 ROUNDS = "SELECT version, round, stage, device_start_s, device_end_s, server_s, merged FROM rounds ORDER BY version"
 EVALUATIONS = "SELECT version, round, device_s, target, accuracy, loss FROM evaluations ORDER BY version, target"
@@ -26,7 +25,7 @@ METRICS = "SELECT version, name, value FROM metrics ORDER BY version, name"
 def weights(folder: Path) -> str:
     """A hash of the final models."""
     found = hashlib.sha256()
-    for path in sorted((folder / "models").iterdir()):
+    for path in sorted((folder / "models").glob("*.safetensors")):
         for name, tensor in sorted(load_bundle(path).tensors.items()):
             found.update(f"{path.name}/{name}/{tensor.dtype}/{tuple(tensor.shape)}".encode())
             found.update(tensor.numpy().tobytes())
@@ -49,10 +48,8 @@ def failures(folder: Path) -> list[tuple[Any, ...]]:
 
 
 def traces_of(pid: int) -> list[str]:
-    """What a run whose broker had this pid has left: processes of its group, cgroups, socket folders."""
-    cgroups = [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/fleetbed-????????-{pid}-*")]
-    sockets = [str(path) for path in Path(tempfile.gettempdir()).glob(f"fleetbed-????????-{pid}-*")]
-    return cgroups + sockets
+    """The cgroups that a run whose zygote had this pid has left."""
+    return [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/fleetbed-????????-{pid}-*")]
 
 
 def workers_in(folder: Path) -> list[psutil.Process]:

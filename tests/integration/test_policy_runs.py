@@ -12,9 +12,9 @@ from same_runs import results
 from small_runs import TINIER, query
 
 from fleetbed.emulator.algorithms import names
-from fleetbed.emulator.storage import load_bundle
-from fleetbed.emulator.study import resume_study, start_study
-from fleetbed.emulator.watch import Watch
+from fleetbed.emulator.engine.observer import Observer
+from fleetbed.emulator.run.study import resume_study, start_study
+from fleetbed.emulator.wire.storage import load_bundle
 from fleetbed.profiles.errors import BadInput, FleetbedError
 from fleetbed.profiles.resolve import load_experiment
 
@@ -48,9 +48,9 @@ QUICK = {
 
 @pytest.fixture
 def go(tmp_path: Path) -> Start:
-    def start(*sets: str, name: str = "study", watch: Watch | None = None) -> Path:
+    def start(*sets: str, name: str = "study", watch: Observer | None = None) -> Path:
         experiment = load_experiment("demo", (), (*TINIER, "processes=inline", "training.max_steps=1", *sets))
-        return start_study(experiment, tmp_path / name, search=(), command="", watch=watch or Watch())[0]
+        return start_study(experiment, tmp_path / name, search=(), command="", watch=watch or Observer())[0]
 
     return start
 
@@ -104,7 +104,7 @@ def test_late_results_of_a_method_with_stages_are_refused(go: Start) -> None:
 def test_a_deadline_that_nobody_can_meet_is_refused_with_the_shortest_possible(go: Start, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"deadline_s is 0\.001.*fastest client, 00\d \(.*\), needs (\S+) s") as refused:
         go("policies=[{kind: deadline, deadline_s: 0.001}]")
-    assert [path.name for path in (tmp_path / "study").iterdir() if path.is_dir()] == []
+    assert not (tmp_path / "study").exists()
     found = re.search(r"needs (\S+) s", str(refused.value))
     assert found is not None
     folder = go(f"policies=[{{kind: deadline, deadline_s: {3 * float(found[1])}}}]", name="possible")
@@ -123,13 +123,9 @@ def test_partial_work_is_what_fits_the_deadline_and_the_rest_is_whole(go: Start,
     whole = query(go(*sets, name="whole"), "SELECT plan_s, uploaded_s FROM tasks ORDER BY client")
     limit_s = whole[1][1] - 0.45 * whole[1][0]  # the slow one can do half of it, and not one step more
     folder = go(*sets, f"policies=[{{kind: deadline, deadline_s: {limit_s}, partial: {str(partial).lower()}}}]")
-    rows = query(
-        folder, "SELECT outcome, steps, plan_s, flops / rate_gflops / 1e9 FROM tasks JOIN clients USING (client)"
-    )
+    rows = query(folder, "SELECT outcome, steps, plan_s, plan_flops FROM tasks JOIN clients USING (client)")
     assert rows[0][:2] == ("ok", 8)
     assert rows[1][:2] == (("ok", 4) if partial else ("late", None))
-    for _, _, plan_s, flops_s in rows:
-        assert plan_s == pytest.approx(flops_s)  # of the steps that were made
     assert rows[1][2] == pytest.approx(whole[1][0] * (0.5 if partial else 1.0))
 
 
@@ -151,7 +147,8 @@ def test_a_stream_merges_all_that_its_rounds_ask_for_however_slow_the_server_is(
     server = tmp_path / "slow.yaml"
     server.write_text(
         "title: a slow server\ntrains_on: cpu\ncpu: {description: x, cores: 1, fp32_gflops: 0.00001}\n"
-        "memory: {installed_mib: 1000, visible_mib: 900, available_mib: 800, runtime_mib: 200}\nlink: ethernet_1g\n"
+        "memory: {installed_mib: 1000, visible_mib: 900, available_mib: 800, bandwidth_gb_s_measured: 2}\n"
+        "link: ethernet_1g\n"
     )
     folder = go(f"server.device={server}", "policies=[{kind: async}]")
     assert query(folder, "SELECT count(*), max(round) FROM rounds") == [(16, 2)]
@@ -188,7 +185,7 @@ def test_a_run_ends_when_too_few_clients_are_left_for_a_merge(
 ) -> None:
     """Clients come and leave for ever, so that the timeline never ends by itself."""
 
-    class EndIt(Watch):
+    class EndIt(Observer):
         left = 500
 
         def tick(self) -> None:
@@ -232,6 +229,12 @@ def test_a_client_that_leaves_is_an_outcome_and_the_round_goes_on(go: Start, tmp
     assert query(folder, "SELECT task, client, outcome, detail, round FROM tasks WHERE outcome != 'ok'") == [
         (0, 0, "offline", "it left before its result had arrived", 1)
     ]
+    ((ended_s, down, joules),) = query(folder, "SELECT ended_s, bytes_down, joules FROM tasks WHERE task = 0")
+    same = "variant = (SELECT variant FROM tasks WHERE task = 0) AND outcome = 'ok'"
+    ((whole,),) = query(folder, f"SELECT DISTINCT bytes_down FROM tasks WHERE {same}")
+    assert ended_s == 0.01
+    assert 0 < down < whole
+    assert joules > 0
     assert query(folder, "SELECT merged FROM rounds") == [(7,), (7,)]
 
 
@@ -254,18 +257,18 @@ def test_when_nobody_is_there_the_timeline_goes_on_to_who_comes(go: Start, tmp_p
 
 
 def test_stays_that_are_too_short_for_a_task_end_the_run(go: Start, tmp_path: Path) -> None:
-    trace = stays(tmp_path, *((client, 0, 0.001) for client in range(7)), (7, 1.0, 1.001))
-    with pytest.raises(FleetbedError, match=r"\d+ tasks in a row came to nothing"):
+    trace = stays(tmp_path, *((client, 0, 0.002) for client in range(7)), (7, 1.0, 1.002))
+    with pytest.raises(FleetbedError, match=r"\d+ tasks failed in a row"):
         go(trace, "policies=[{kind: async}]")
 
 
 @pytest.mark.parametrize(
     "sets",
     [
-        ("availability={kind: on-off, mean_on_s: 0.5, mean_off_s: 0.3}", "policies=[{kind: async}]"),
+        ("availability={kind: on-off, mean_on_s: 1, mean_off_s: 1}", "policies=[{kind: async}]"),
         pytest.param(
             (
-                "availability={kind: charging, battery_wh: 1.0e-6, charge_w: 0.01, day_s: 0.5}",
+                "availability={kind: charging, battery_wh: 1.0e-3, charge_w: 0.01, day_s: 1}",
                 "policies=[{kind: sync}]",
             ),
             marks=pytest.mark.slow,
@@ -274,7 +277,7 @@ def test_stays_that_are_too_short_for_a_task_end_the_run(go: Start, tmp_path: Pa
     ids=["on-off", "charging"],
 )
 def test_coming_and_going_survives_an_interruption(go: Start, tmp_path: Path, sets: tuple[str, ...]) -> None:
-    class StopInTheMiddle(Watch):
+    class StopInTheMiddle(Observer):
         left = 60
 
         def tick(self) -> None:
@@ -287,7 +290,7 @@ def test_coming_and_going_survives_an_interruption(go: Start, tmp_path: Path, se
     assert query(whole, "SELECT count(*) FROM tasks WHERE outcome = 'offline'")[0][0] > 0
     with pytest.raises(KeyboardInterrupt):
         go(*sets, name="stopped", watch=StopInTheMiddle())
-    (resumed,) = resume_study(tmp_path / "stopped", Watch())
+    (resumed,) = resume_study(tmp_path / "stopped", Observer())
     assert results(resumed) == results(whole)
 
 
@@ -297,6 +300,60 @@ def test_a_link_is_as_fast_as_its_trace(go: Start, tmp_path: Path) -> None:
     # nothing else limits it: the time is that of the bits, and half a round trip with its jitter
     for seconds, size in query(folder, "SELECT uploaded_s - compute_end_s, bytes_up FROM tasks"):
         assert 8 * size / 0.5e6 < seconds < 8 * size / 0.5e6 + 1.0
+
+
+@pytest.mark.slow
+def test_late_tasks_cost_what_had_passed_when_they_were_cut_off(go: Start, tmp_path: Path) -> None:
+    (tmp_path / "slow").write_text("0\t0.5\n1000\t0.5\n")
+    sets = (f"availability.bandwidth={tmp_path / 'slow'}", "rounds=3", "training.max_steps=8")
+    whole = go(*sets, name="whole")
+    ends = [end for (end,) in query(whole, "SELECT uploaded_s FROM tasks WHERE round = 1 ORDER BY uploaded_s")]
+    deadline_s = (ends[3] + ends[4]) / 2
+    policy = f"policies=[{{kind: deadline, deadline_s: {deadline_s}}}]"
+    cut = go(*sets, policy, name="cut")
+    sizes = dict(query(whole, "SELECT variant, max(bytes_up) FROM tasks GROUP BY variant"))
+    late = query(cut, "SELECT variant, bytes_up, ended_s - compute_end_s FROM tasks WHERE outcome = 'late'")
+    assert len(late) >= 6
+    for variant, size, seconds in late:
+        assert size <= min(sizes[variant], 0.5e6 * seconds / 8)
+        # a few segments are sent twice, and the last moments may be latency alone
+        assert size == sizes[variant] or size > 0.9 * 0.5e6 * seconds / 8 - 1
+    assert sum(size < sizes[variant] for variant, size, _ in late) >= 3
+    costs = "SELECT sum(bytes_up), sum(joules) FROM tasks"
+    assert all(less < more for less, more in zip(query(cut, costs)[0], query(whole, costs)[0], strict=True))
+
+    class StopInTheMiddle(Observer):
+        left = 40
+
+        def tick(self) -> None:
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        go(*sets, policy, name="stopped", watch=StopInTheMiddle())
+    (resumed,) = resume_study(tmp_path / "stopped", Observer())
+    assert results(resumed) == results(cut)
+
+
+@pytest.mark.parametrize("policy", ["{kind: sync}", "{kind: async, concurrency: 3}"])
+def test_a_client_waits_from_the_end_of_its_task_to_the_next_dispatch(go: Start, policy: str) -> None:
+    folder = go(f"policies=[{policy}]", "rounds=3")
+    free_since = dict.fromkeys(range(8), 0.0)
+    waits = 0
+    for client, dispatched_s, ended_s, waited_s in query(
+        folder, "SELECT client, dispatched_s, ended_s, waited_s FROM tasks ORDER BY task"
+    ):
+        assert waited_s == dispatched_s - free_since[client]
+        free_since[client] = ended_s
+        waits += waited_s > 0
+    assert waits > 8
+
+
+def test_who_was_away_did_not_wait(go: Start, tmp_path: Path) -> None:
+    trace = stays(tmp_path, *((client, 500, 600) for client in range(8)))
+    folder = go(trace, "rounds=1", "participation.selection=available")
+    assert query(folder, "SELECT dispatched_s, waited_s FROM tasks") == [(500.0, 0.0)]
 
 
 def test_a_link_that_is_down_for_a_while_stalls_and_goes_on(go: Start, tmp_path: Path) -> None:

@@ -8,20 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 from same_runs import ROUNDS, TASKS, failures, results, weights
 from small_runs import TINIER, query
 
-from fleetbed.emulator import host
-from fleetbed.emulator.broker import Broker
-from fleetbed.emulator.calibration import Calibration, HostRate, Store, host_fingerprint
-from fleetbed.emulator.dilation import ENOUGH
-from fleetbed.emulator.forecast import forecast
-from fleetbed.emulator.study import start_study
-from fleetbed.emulator.watch import Watch
+from fleetbed.emulator.engine.observer import Observer
+from fleetbed.emulator.machine.calibration import Calibration, HostRate, Store, host_fingerprint
+from fleetbed.emulator.processes.broker import Broker
+from fleetbed.emulator.run.study import start_study
 from fleetbed.profiles.errors import BadInput
-from fleetbed.profiles.experiment import runs
 from fleetbed.profiles.resolve import load_experiment
 
 Start = Callable[..., Path]
@@ -34,7 +29,7 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
 
     def start(name: str, *sets: str) -> Path:
         experiment = load_experiment("demo", (), (*TINIER, "participation.ratio=0.5", *sets))
-        folder = start_study(experiment, tmp_path / name, search=(), command="", watch=Watch())[0]
+        folder = start_study(experiment, tmp_path / name, search=(), command="", watch=Observer())[0]
         assert failures(folder) == []  # first, for it would explain every difference
         return folder
 
@@ -71,18 +66,12 @@ def test_modelled_repeats_on_one_core_and_with_clients_started_in_another_order(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["sync", "async"])
-@pytest.mark.parametrize("source", ["modelled", "calibrated"])
-def test_all_ways_of_running_give_the_same(go: Start, source: str, policy: str) -> None:
-    calibrate()
-    sets = (f"timing.source={source}", f"policies=[{{kind: {policy}}}]")
+def test_all_ways_of_running_give_the_same(go: Start, policy: str) -> None:
+    sets = (f"policies=[{{kind: {policy}}}]",)
     first = results(go("resident", *sets))
     for mode in ("resident", "on-demand", "inline"):
         assert results(go(f"{mode}-again", *sets, f"processes={mode}")) == first
-    kept = Store().load()
-    assert kept is not None
     with one_core():
-        # another number of cores is another host to a calibration: this one is told to be the same
-        Store().save(msgspec.structs.replace(kept, fingerprint=host_fingerprint()))
         for mode in ("resident", "on-demand", "inline"):
             assert results(go(f"{mode}-one", *sets, f"processes={mode}")) == first
 
@@ -121,38 +110,19 @@ def test_an_enforced_run_is_replayed_with_its_merges_and_device_times(go: Start,
 
 
 @pytest.mark.slow
-def test_the_pace_of_an_enforced_run_follows_from_its_tasks_and_is_told_as_it_begins(go: Start) -> None:
+def test_the_time_scale_is_fixed_unless_a_fast_one_is_asked_for(go: Start) -> None:
     calibrate()
     sets = ("timing.source=enforced", "rounds=5")
-    (config,) = runs(load_experiment("demo", (), (*TINIER, "participation.ratio=0.5", *sets)))
-    told = forecast(config, search=(), watch=Watch())
-    folder = go("found", *sets)
-    first, *later = [dilation for (dilation,) in query(folder, "SELECT dilation FROM tasks ORDER BY task")]
-    assert told.dilation == pytest.approx(first)
-    assert set(later[:11]) == {first}  # of the first three rounds: when they began, too few had ended
-    assert len(later) == 19
-    assert first not in later[11:]
-    start = query(folder, "SELECT json_extract(value, '$.dilation') FROM meta WHERE key = 'timing'")
-    assert start == [(first,)]
-    fixed = go("fixed", *sets, f"timing.dilation={2 * first}")
-    assert query(fixed, "SELECT DISTINCT dilation FROM tasks") == [(pytest.approx(2 * first),)]
-
-
-@pytest.mark.slow
-def test_equal_devices_share_the_cores_and_are_all_paced_for_it(go: Start, tmp_path: Path) -> None:
-    calibrate()
-    fleet = tmp_path / "equal.yaml"
-    cores = host.cores()
-    fleet.write_text(f"title: equals\nmembers:\n  - {{device: raspberry-pi-4b-4gb, count: {9 * cores}}}\n")
-    alike = ("data.partition={kind: contiguous}", "training.max_steps=2", "participation.ratio=1")
-    folder = go("equal", f"fleet={fleet}", *alike, "timing.source=enforced", "rounds=1")
-    (start,) = query(folder, "SELECT json_extract(value, '$.dilation') FROM meta WHERE key = 'timing'")
-    paces = [dilation for (dilation,) in query(folder, "SELECT dilation FROM tasks ORDER BY host_start_s")]
-    assert paces[:ENOUGH] == pytest.approx([3 * start[0]] * ENOUGH)  # they begin before as many have ended
-    assert paces[-1] != pytest.approx(3 * start[0])  # within the very round
-    spans = query(folder, "SELECT host_start_s, host_end_s FROM tasks")
-    at_once = [sum(start_s <= moment < end_s for start_s, end_s in spans) for moment, _ in spans]
-    assert cores < max(at_once) <= 3 * cores
+    folder = go("fixed", *sets)
+    ((scale,),) = query(folder, "SELECT DISTINCT dilation FROM tasks")
+    assert query(folder, "SELECT json_extract(value, '$.time_scale') FROM meta WHERE key = 'timing'") == [(scale,)]
+    fast = go("fast", *sets, "timing.time_scale=fast")
+    first, *later = [scale for (scale,) in query(fast, "SELECT dilation FROM tasks ORDER BY task")]
+    assert first == pytest.approx(scale)
+    assert len(set(later)) > 1
+    assert max(later) <= 2 * first
+    asked = go("asked", *sets, f"timing.time_scale={2 * first}")
+    assert query(asked, "SELECT DISTINCT dilation FROM tasks") == [(pytest.approx(2 * first),)]
 
 
 def test_a_replay_cuts_tasks_to_the_steps_that_fitted_the_deadline(go: Start, tmp_path: Path) -> None:

@@ -13,14 +13,16 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from synthetic_runs import write_study
 
-from fleetbed.analysis.report import write_report
-from fleetbed.analysis.runs import open_runs
+from fleetbed.analysis.page.report import write_report
+from fleetbed.analysis.tables.runs import open_runs
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -256,3 +258,32 @@ def test_print_is_light_and_shows_every_client(browser: Browser) -> None:
     assert browser.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert browser.run("return getComputedStyle(document.querySelector('nav')).display") == "none"
     assert browser.run("return getComputedStyle(document.querySelector('#client-table')).maxHeight") == "none"
+
+
+def odd_page(folder: Path, label: str) -> Path:
+    """Two methods in different series; the first has an odd label, and a gap where its models diverged."""
+    first, second = open_runs([write_study(folder / "study", ("fedavg", "fedin"), (1,), clients=5, rounds=6)])
+    algorithm = msgspec.structs.replace(first.config.algorithm, label=label)
+    gap = tuple(msgspec.structs.replace(e, loss=None) if e.version in (3, 4) else e for e in first.evaluations)
+    order = (algorithm, second.config.algorithm)
+    experiment = msgspec.structs.replace(first.config.experiment, algorithms=order)
+    config = msgspec.structs.replace(first.config, algorithm=algorithm, experiment=experiment)
+    first = replace(first, config=config, evaluations=gap)
+    own = tuple(msgspec.structs.replace(e, client=0, local=1) for e in second.evaluations)
+    return write_report([first, replace(second, evaluations=own)], folder / "odd.html", None, [])[0]
+
+
+@pytest.mark.parametrize("label", ["<!--<script>", "</script><!--", "\"'><img src=x onerror=alert(1)>", "__proto__"])
+def test_odd_labels_gaps_and_series(browser: Browser, tmp_path: Path, label: str) -> None:
+    browser.open(odd_page(tmp_path, label))
+    assert browser.texts("#legend li") == [label]
+    assert browser.texts("#run option")[0].startswith(f"{label}, seed 1")
+    line = "return document.querySelector('[data-axis=%s] path.line').getAttribute('d')"
+    assert browser.run(line % "time").count("M") == 2  # two pieces
+    assert browser.run(line % "rounds").count("M") == 2
+    assert browser.texts("#series option")[1].startswith("personal-own: ")
+    browser.run("const s = document.querySelector('#series'); s.value = '1'; s.dispatchEvent(new Event('change'))")
+    assert browser.texts("#legend li") == ["fedin"]
+    assert browser.run(line % "rounds").count("M") == 1
+    browser.devtools("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=2, mobile=True)
+    assert browser.run("return document.documentElement.scrollWidth") <= 390

@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,12 +20,12 @@ from same_runs import results, traces_of, workers_in
 from small_runs import TINIER as TINY
 from small_runs import query
 
-from fleetbed.emulator import identity
-from fleetbed.emulator.calibration import Calibration, HostRate, Store, host_fingerprint
-from fleetbed.emulator.engine import Engine
-from fleetbed.emulator.evaluation import Evaluations
-from fleetbed.emulator.study import resume_study, start_study
-from fleetbed.emulator.watch import Watch
+from fleetbed.emulator.engine.engine import Engine
+from fleetbed.emulator.engine.evaluation import Evaluations
+from fleetbed.emulator.engine.observer import Observer
+from fleetbed.emulator.machine.calibration import Calibration, HostRate, Store, host_fingerprint
+from fleetbed.emulator.resume import identity
+from fleetbed.emulator.run.study import resume_study, start_study
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.resolve import load_experiment
 
@@ -38,8 +39,8 @@ KEEPING = ("rounds=3", "algorithms=[{name: fedhe}]", "participation.ratio=0.5")
 DOOMED = """
 import os, signal, sys
 from fleetbed.cli.main import main
-from fleetbed.emulator import storage
-from fleetbed.emulator.engine import Engine
+from fleetbed.emulator.wire import storage
+from fleetbed.emulator.engine.engine import Engine
 
 moment, left = sys.argv.pop(1), int(sys.argv.pop(1))
 
@@ -74,7 +75,7 @@ class Stopped(BaseException):
     """As sudden as a kill, for runs in this process: no handler of the run knows it."""
 
 
-class StopAfter(Watch):
+class StopAfter(Observer):
     def __init__(self, ticks: int) -> None:
         self._left = ticks
         self.said: list[str] = []
@@ -88,9 +89,9 @@ class StopAfter(Watch):
             raise Stopped
 
 
-def study(folder: Path, *sets: str, watch: Watch | None = None) -> Path:
+def study(folder: Path, *sets: str, watch: Observer | None = None) -> Path:
     experiment = load_experiment("demo", (), (*TINY, *sets))
-    return start_study(experiment, folder, search=(), command="test", watch=watch or Watch())[0]
+    return start_study(experiment, folder, search=(), command="test", watch=watch or Observer())[0]
 
 
 def command(*arguments: str, sets: tuple[str, ...] = ()) -> list[str]:
@@ -115,7 +116,7 @@ def test_it_ends_the_same_wherever_it_was_stopped(tmp_path: Path, sets: tuple[st
     for ticks in (1, 14, 5, 9):
         with pytest.raises(Stopped):
             resume_study(stopped, StopAfter(ticks))
-    (folder,) = resume_study(stopped, Watch())
+    (folder,) = resume_study(stopped, Observer())
     assert results(folder) == whole
     assert not list(folder.rglob("*.part"))
 
@@ -132,7 +133,7 @@ def test_it_survives_kill_9_while_it_works_and_while_it_writes_a_checkpoint(tmp_
         broker = subprocess.Popen(life, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         assert broker.wait() == -signal.SIGKILL
     assert list(folder.rglob("*.part"))
-    (found,) = resume_study(folder, Watch())
+    (found,) = resume_study(folder, Observer())
     # the mode is part of the configuration, but what comes out of it is not
     assert results(found) == whole
     assert not list(folder.rglob("*.part"))
@@ -172,7 +173,10 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_anew(tmp_path:
     second = folder / "heteroavg-sync-2"
     for path in (second / "state").iterdir():
         path.unlink()
+    shutil.rmtree(second / "models")
     (second / "run.sqlite").write_bytes(b"")  # as it is before its first transaction
+    for part in (".setup.json.123.part", "state/.checkpoint-00000000.safetensors.123.part"):
+        (second / part).write_bytes(b"half")
     watch = StopAfter(10**9)
     folders = resume_study(folder, watch)
     assert [results(each) for each in folders] == whole
@@ -212,15 +216,15 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, stopped: 
     damage(newest, at=0.9)
     watch = StopAfter(10**9)
     (folder,) = resume_study(stopped, watch)
-    assert any(newest.name in text and "going on from the checkpoint before it" in text for text in watch.said)
+    assert any(newest.name in text and "continuing from an older checkpoint" in text for text in watch.said)
     assert results(folder) == whole
 
 
 def test_when_every_checkpoint_is_damaged_it_says_what_to_do(stopped: Path) -> None:
     for path in _checkpoints(stopped):
         damage(path, at=0.01)  # in the header, where no tensor lies
-    with pytest.raises(Exception, match=r"checkpoint-.*checkpoint-.*remove .*starts this run anew"):
-        resume_study(stopped, Watch())
+    with pytest.raises(Exception, match=r"checkpoint-.*checkpoint-.*move .* away, and --resume carries"):
+        resume_study(stopped, Observer())
 
 
 def _edit_study(folder: Path, **changes: Any) -> None:
@@ -232,13 +236,13 @@ def _edit_study(folder: Path, **changes: Any) -> None:
 def test_another_configuration_is_refused_and_what_differs_is_named(stopped: Path) -> None:
     _edit_study(stopped, batch=8)
     with pytest.raises(BadInput, match=r"configuration.*experiment\.training\.batch \(4 then, 8 now\)"):
-        resume_study(stopped, Watch())
+        resume_study(stopped, Observer())
 
 
 def test_another_version_is_refused_and_named(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "version", lambda name: "9.9" if name == "torch" else "0.1.0")
     with pytest.raises(BadInput, match=r"versions.* torch \(2\.\S+ then, 9\.9 now\)"):
-        resume_study(stopped, Watch())
+        resume_study(stopped, Observer())
 
 
 def test_another_device_is_refused_and_named(tmp_path: Path) -> None:
@@ -247,15 +251,16 @@ def test_another_device_is_refused_and_named(tmp_path: Path) -> None:
     device = folder / "mine.yaml"
     device.write_text(
         "title: mine\ntrains_on: cpu\ncpu: {description: x, cores: 1, fp32_gflops: 2}\n"
-        "memory: {installed_mib: 1000, visible_mib: 900, available_mib: 800, runtime_mib: 200}\nlink: ethernet_1g\n"
+        "memory: {installed_mib: 1000, visible_mib: 900, available_mib: 800, bandwidth_gb_s_measured: 2}\n"
+        "link: ethernet_1g\n"
     )
     sets = (*TINY, "processes=inline", "server.device=mine")
     experiment = load_experiment("demo", (folder.parent,), sets)
     with pytest.raises(Stopped):
         start_study(experiment, tmp_path / "s", search=(folder.parent,), command="", watch=StopAfter(30))
     device.write_text(device.read_text().replace("fp32_gflops: 2", "fp32_gflops: 3"))
-    with pytest.raises(BadInput, match=r"profiles these differ: server "):
-        resume_study(tmp_path / "s", Watch())
+    with pytest.raises(BadInput, match=r"profiles changed: server "):
+        resume_study(tmp_path / "s", Observer())
 
 
 def test_other_data_is_refused_and_named(tmp_path: Path) -> None:
@@ -269,17 +274,17 @@ def test_other_data_is_refused_and_named(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         study(tmp_path / "s", f"data.name={tmp_path / 'own.npz'}", "processes=inline", watch=StopAfter(30))
     write(2)  # with the labels as they were, so that everybody has the same samples by number
-    with pytest.raises(BadInput, match=r"profiles these differ: data \("):
-        resume_study(tmp_path / "s", Watch())
+    with pytest.raises(BadInput, match=r"profiles changed: data \("):
+        resume_study(tmp_path / "s", Observer())
 
 
 def test_a_study_that_somebody_works_on_is_left_alone(tmp_path: Path) -> None:
-    class Intruder(Watch):
+    class Intruder(Observer):
         refused = 0
 
         def tick(self) -> None:
             with pytest.raises(BadInput, match="another process is at work here"):
-                resume_study(tmp_path / "s", Watch())
+                resume_study(tmp_path / "s", Observer())
             self.refused += 1
 
     watch = Intruder()
@@ -292,14 +297,15 @@ def test_a_lock_that_was_removed_meanwhile_is_none(tmp_path: Path, monkeypatch: 
     only = study(tmp_path / "s", "processes=inline", "rounds=1").name
     real = fcntl.flock
 
-    def flock(lock: TextIO, kind: int) -> None:
+    def flock(lock: int, kind: int) -> None:
         real(lock, kind)
-        if not lock.name.endswith("study.lock"):
-            Path(lock.name).unlink()
+        path = Path(f"/proc/self/fd/{lock}").readlink()
+        if path.name != "study.lock":
+            path.unlink()
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(BadInput, match="another process is at work here"):
-        resume_study(tmp_path / "s", Watch(), only=only)
+        resume_study(tmp_path / "s", Observer(), only=only)
 
 
 @pytest.mark.slow
@@ -310,7 +316,7 @@ def test_an_enforced_run_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
     Store().save(Calibration(host_fingerprint(), "2020-01-01", rate))
     sets = (*ASYNC, "timing.source=enforced")
 
-    class AfterFive(Watch):
+    class AfterFive(Observer):
         def start(self, engine: Engine, evaluations: Evaluations) -> None:
             self.engine = engine
 
@@ -322,7 +328,7 @@ def test_an_enforced_run_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
         study(tmp_path / "s", *sets, watch=AfterFive())
     before = "SELECT task, client, uploaded_s, merged_version FROM tasks WHERE merged_version <= 5 ORDER BY task"
     merged = query(tmp_path / "s" / "heteroavg-async-1", before)
-    (folder,) = resume_study(tmp_path / "s", Watch())
+    (folder,) = resume_study(tmp_path / "s", Observer())
     assert query(folder, before) == merged
     assert query(folder, "SELECT max(version), max(round), count(*) FROM rounds") == [(16, 2, 16)]
     assert query(folder, "SELECT count(*) FROM tasks WHERE outcome NOT IN ('ok', 'late')") == [(0,)]
@@ -357,7 +363,7 @@ def test_ten_kills_at_random_moments(tmp_path: Path, sets: tuple[str, ...]) -> N
         assert broker.wait() in (-signal.SIGKILL, 0)
         pids.append(broker.pid)
         table.append((number + 1, moment, f"at merge {_newest(folder)}"))
-    (found,) = resume_study(folder, Watch())
+    (found,) = resume_study(folder, Observer())
     print(*table, results(found)["weights"], whole["weights"], sep="\n")
     assert results(found) == whole
     assert workers_in(found) == []

@@ -12,18 +12,18 @@ import torch
 import zmq
 from small_runs import query
 
-from fleetbed.emulator import wire
-from fleetbed.emulator.broker import Broker
-from fleetbed.emulator.bundle import Bundle
-from fleetbed.emulator.engine import Engine
-from fleetbed.emulator.evaluation import Evaluations
-from fleetbed.emulator.messages import Failed, Hello
-from fleetbed.emulator.watch import Watch
+from fleetbed.emulator.engine.engine import Engine
+from fleetbed.emulator.engine.evaluation import Evaluations
+from fleetbed.emulator.engine.observer import Observer
+from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.processes.broker import Broker
+from fleetbed.emulator.wire import codec
+from fleetbed.emulator.wire.messages import Failed, Hello
 
 RESULTS = "SELECT task, client, outcome, uploaded_s, loss, bytes_up FROM tasks ORDER BY task"
 
 
-class Rogue(Watch):
+class Rogue(Observer):
     """Sends fuzzed and forged messages to the broker from the first round on."""
 
     def __init__(self, count: int) -> None:
@@ -46,8 +46,8 @@ class Rogue(Watch):
     def _send(self, address: str) -> None:
         rng = random.Random(3)
         real = [
-            wire.control(Failed(task=1, kind="crash", detail="forged")),
-            *map(bytes, wire.pack(Bundle({"w": torch.ones(9)}))),
+            codec.control(Failed(task=1, kind="crash", detail="forged")),
+            *map(bytes, codec.pack(Bundle({"w": torch.ones(9)}))),
         ]
         with zmq.Context() as context:
             for name in (b"client-003", b"client-000-0000000000000000", b"service-0", b"\x00rogue"[1:]):
@@ -61,7 +61,7 @@ class Rogue(Watch):
                         at = rng.randrange(len(frames))
                         frames[at] = rng.randbytes(rng.randint(0, 60))
                         if rng.random() < 0.3:
-                            frames = [wire.control(Hello(()))]
+                            frames = [codec.control(Hello(()))]
                         socket.send_multipart(frames)
                         self.sent += 1
 
@@ -74,6 +74,7 @@ def attacked(start: Callable[..., Path], count: int) -> None:
     assert query(folder, RESULTS) == query(calm, RESULTS)
 
 
+@pytest.mark.slow
 def test_forged_and_fuzzed_messages_change_nothing(start: Callable[..., Path]) -> None:
     attacked(start, 4_000)
 

@@ -34,15 +34,28 @@ def test_a_study_is_carried_out_and_its_folder_printed(tmp_path: Path) -> None:
     assert again.returncode == 2
     assert again.stderr.count("\n") == 1
     assert "mine: the folder exists" in again.stderr
-    resumed = fleetbed("run", "--resume", "mine", cwd=tmp_path)
+    resumed = fleetbed("run", "--resume", "mine", "--json", cwd=tmp_path)
     assert resumed.returncode == 0
     assert resumed.stderr.count("done before") == 2
+    told = json.loads(resumed.stdout)
+    assert told["runs"] == [f"mine/heteroavg-sync-{seed}" for seed in (1, 2)]
+    for seed in (1, 2):
+        found = told["results"][f"heteroavg-sync-{seed}"]
+        line = f"heteroavg-sync-{seed}: accuracy {found['accuracy']['global']:.1%} after round {found['round']}"
+        assert line in done.stderr.splitlines()[-2:]
+        assert line in resumed.stderr.splitlines()[-2:]
+    one = fleetbed("run", "--resume", "mine/heteroavg-sync-2", cwd=tmp_path)
+    assert (one.returncode, one.stdout, one.stderr.count("done before")) == (0, "mine/heteroavg-sync-2\n", 1)
+    for options in (["--jobs", "2"], ["--set", "rounds=2"], ["--only", "heteroavg-sync-1"]):
+        refused = fleetbed("run", "--resume", "mine/heteroavg-sync-2", *options, cwd=tmp_path)
+        assert refused.returncode == 2
+        assert "is one run: --set, --jobs and --only go with the folder of its study" in refused.stderr
 
 
 def test_what_it_will_take_is_told_beforehand_and_is_what_it_takes(tmp_path: Path) -> None:
     told = fleetbed("run", *ARGUMENTS, "--dry-run", "--json", cwd=tmp_path)
     assert told.returncode == 0, told.stderr
-    (forecast,) = json.loads(told.stdout)
+    (forecast,) = json.loads(told.stdout)["runs"]
     assert list(tmp_path.iterdir()) == []
     assert (forecast["clients"], forecast["unfit"], forecast["tasks"]) == (8, 0, 16)
     fleetbed("run", *ARGUMENTS, "--set", "processes=inline", "--out", "mine", cwd=tmp_path)
@@ -59,11 +72,19 @@ def test_what_it_will_take_is_told_beforehand_and_is_what_it_takes(tmp_path: Pat
         (["run"], "either an experiment or --resume"),
         (["run", "demo", "--jobs", "2"], "timing.source enforced need the host for themselves"),
         (["run", "demo", "--only", "a"], "--only RUN goes with --resume DIR"),
+        (["run", "demo", "--dry-run", "--jobs", "2"], "timing.source enforced need the host for themselves"),
+        (["run", "demo", "--dry-run", "--out", "."], "--out .: the folder exists"),
+        (["run", "--resume", ".", "--dry-run"], "--dry-run does not go with --resume"),
+        (["run", "--resume", ".", "--out", "x"], "--out does not go with --resume"),
+        (["run", "--resume", ".", "--profiles", "."], "--profiles does not go with --resume"),
+        (["run", "--resume", ".", "--only", "a", "--jobs", "2"], "--only RUN does not go with --jobs"),
+        (["run", "--resume", ".", "--only", "a", "--set", "rounds=9"], "--set does not go with --only"),
+        (["run", "--resume", ".", "--set", "rounds=9"], "not the folder of a study"),
         (["run", "demoo"], "demo"),
         (["run", "demo", "--set", "algorithms=[{name: fedinn}]"], "fedin"),
         (["run", "demo", "--set", "model.family=resnet-stages"], "resnet-stage"),
         (["run", "demo", "--set", "model.variants=[resnet11]"], "resnet10"),
-        (["run", "demo", "--set", "timing.source=fast"], "calibrated"),
+        (["run", "demo", "--set", "timing.source=fast"], "modelled"),
         (["run", "demo", "--set", "server.device=serverr"], "server"),
         (["run", "--resume", "nowhere"], "not the folder of a study"),
     ],
@@ -88,7 +109,7 @@ def test_a_polite_end_can_be_gone_on_with(tmp_path: Path) -> None:
                 break
         rest = process.stderr.read()
         assert process.wait() == 130
-    assert "go on with: fleetbed run --resume mine" in rest
+    assert "continue with: fleetbed run --resume mine" in rest
     assert "Traceback" not in rest
     folder = tmp_path / "mine" / "heteroavg-sync-1"
     assert query(folder, "SELECT value FROM meta WHERE key = 'status'") == [('"interrupted"',)]
@@ -114,9 +135,8 @@ def _workers_of(broker: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "setting", ["processes=inline", pytest.param("timing.source=calibrated", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["processes=inline", pytest.param("processes=on-demand", marks=pytest.mark.slow)])
 def test_runs_side_by_side_come_to_the_same(tmp_path: Path, setting: str) -> None:
     seeds = ("--set", "seeds=[1, 2, 3]", "--set", "rounds=1", "--set", setting)
     one = fleetbed("run", *ARGUMENTS, *seeds, "--out", "one", cwd=tmp_path)
@@ -130,6 +150,7 @@ def test_runs_side_by_side_come_to_the_same(tmp_path: Path, setting: str) -> Non
     assert sorted(p.name for p in (tmp_path / "two").iterdir()) == sorted(p.name for p in (tmp_path / "one").iterdir())
 
 
+@pytest.mark.slow
 def test_one_that_fails_ends_the_others_and_they_can_be_gone_on_with(tmp_path: Path) -> None:
     seeds = ("--set", "seeds=[1, 2]", "--set", "rounds=3", "--set", "processes=inline")
     assert fleetbed("run", *ARGUMENTS, *seeds, "--out", "s", "--jobs", "2", cwd=tmp_path).returncode == 0
@@ -147,6 +168,7 @@ def test_one_that_fails_ends_the_others_and_they_can_be_gone_on_with(tmp_path: P
     assert "done before" in only.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_command_leaves_none_of_its_runs_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fleetbed.cli.main", "run", *ARGUMENTS, "--set", "rounds=500"]
     command += ["--set", "seeds=[1, 2]", "--set", "processes=inline", "--out", "s", "--jobs", "2"]
@@ -164,3 +186,64 @@ def test_a_killed_command_leaves_none_of_its_runs_behind(tmp_path: Path) -> None
     while any(Path(f"/proc/{pid}").exists() for pid in runs):
         assert time.monotonic() < deadline, "a run outlived the command that started it"
         time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_job_that_is_killed_is_never_a_success(tmp_path: Path) -> None:
+    """Not even for a parent that does not want to know how its children end, which is inherited."""
+    command = [sys.executable, "-m", "fleetbed.cli.main", "run", *ARGUMENTS, "--set", "rounds=500"]
+    command += ["--set", "seeds=[1, 2]", "--set", "processes=inline", "--out", "s", "--jobs", "2"]
+    careless = partial(signal.signal, signal.SIGCHLD, signal.SIG_IGN)
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=careless) as process:
+        assert process.stderr is not None
+        while "heteroavg-sync-1: round 1/" not in (line := process.stderr.readline()):
+            assert line, "it ended before its time"
+        (victim,) = _commands_with("--only", "heteroavg-sync-1", str(process.pid))
+        os.kill(victim, signal.SIGKILL)
+        rest = process.stderr.read()
+        assert process.wait() == 1, rest
+    assert "fleetbed: run heteroavg-sync-1 was ended by signal 9" in rest
+    assert "Traceback" not in rest
+    assert query(tmp_path / "s" / "heteroavg-sync-2", "SELECT value FROM meta WHERE key = 'status'") == [
+        ('"interrupted"',)
+    ]
+
+
+def _commands_with(option: str, value: str, parent: str) -> list[int]:
+    """The children of a process whose command line has this option."""
+    found = []
+    for children in Path(f"/proc/{parent}/task").glob("*/children"):
+        for pid in children.read_text().split():
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            if option in words and words[words.index(option) + 1] == value:
+                found.append(int(pid))
+    return found
+
+
+@pytest.mark.slow
+def test_rounds_are_added_by_the_command(tmp_path: Path) -> None:
+    inline = ("--set", "processes=inline", "--set", "seeds=[1, 2]")
+    assert fleetbed("run", *ARGUMENTS, *inline, "--set", "rounds=1", "--out", "s", cwd=tmp_path).returncode == 0
+    assert fleetbed("run", *ARGUMENTS, *inline, "--set", "rounds=3", "--out", "w", cwd=tmp_path).returncode == 0
+    more = fleetbed("run", "--resume", "s", "--set", "rounds=3", "--jobs", "2", cwd=tmp_path)
+    assert (more.returncode, more.stdout) == (0, "s\n"), more.stderr
+    for seed in (1, 2):
+        same = "SELECT task, client, outcome, uploaded_s, loss, bytes_up FROM tasks ORDER BY task"
+        assert query(tmp_path / "s" / f"heteroavg-sync-{seed}", same) == query(
+            tmp_path / "w" / f"heteroavg-sync-{seed}", same
+        )
+
+
+@pytest.mark.slow
+def test_a_run_without_a_result_does_not_end_the_others(tmp_path: Path) -> None:
+    policies = "policies=[{kind: deadline, deadline_s: 0.036}, {kind: sync}]"
+    command = ["run", *ARGUMENTS, "--set", "processes=inline", "--set", policies, "--out", "s", "--jobs", "2"]
+    done = fleetbed(*command, cwd=tmp_path)
+    statuses = {
+        path.parent.name: query(path.parent, "SELECT value FROM meta WHERE key = 'status'")[0][0]
+        for path in (tmp_path / "s").glob("*/run.sqlite")
+    }
+    assert statuses == {"heteroavg-deadline-1": '"empty"', "heteroavg-sync-1": '"done"'}, done.stderr
+    assert done.returncode == 1
+    assert "fleetbed: heteroavg-deadline-1: not one result was merged" in done.stderr
+    assert "heteroavg-sync-1: accuracy" in done.stderr

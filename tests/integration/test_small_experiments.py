@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from small_runs import query
 
-from fleetbed.emulator import run
-from fleetbed.emulator.watch import Watch
+from fleetbed.emulator.engine.observer import Observer
+from fleetbed.emulator.run import run
 from fleetbed.profiles.experiment import runs
 from fleetbed.profiles.resolve import load_experiment
 
@@ -21,7 +21,7 @@ def test_every_run_of_it_ends_with_its_models_evaluated(name: str, tmp_path: Pat
     experiment = load_experiment(name, (), SETS)
     for config in runs(experiment):
         folder = tmp_path / config.name
-        run.start(config, folder, search=(), command="test", watch=Watch())
+        run.start(config, folder, search=(), command="test", watch=Observer())
         assert query(folder, "SELECT value FROM meta WHERE key = 'status'") == [('"done"',)]
         ((tasks,),) = query(folder, "SELECT count(*) FROM tasks WHERE outcome = 'ok'")
         assert tasks >= 1

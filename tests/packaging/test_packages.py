@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from importlib import metadata, resources
@@ -26,6 +27,27 @@ except ModuleNotFoundError:  # Python 3.10, where pytest brings the same reader 
 
 ROOT = Path(__file__).parents[2]
 ORDER = ("profiles", "models", "emulator", "analysis", "cli")  # each may import itself and those before it
+#: the same inside the packages that have sub-packages; modules beside these stand above them all
+ROOMS = {
+    "models": ("families", "cost"),
+    "emulator": (
+        "machine",
+        "limits",
+        "data",
+        "method",
+        "algorithms",
+        "timeline",
+        "wire",
+        "processes",
+        "checks",
+        "records",
+        "engine",
+        "resume",
+        "run",
+    ),
+    "analysis": ("tables", "figures", "page"),
+}
+MOST_MODULES = 16  # in one folder
 
 
 def setuptools_table() -> dict[str, Any]:
@@ -139,6 +161,37 @@ def test_imports_go_one_way() -> None:
             if parts[0] == "fleetbed" and len(parts) > 1 and ORDER.index(parts[1]) > own:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert wrong == []
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_sub_packages_import_only_those_above_them(package: str) -> None:
+    order = ROOMS[package]
+    folders = {path.parent.name for path in (ROOT / package).rglob("__init__.py")} - {package}
+    assert folders == set(order)
+    wrong = []
+    for path in sorted((ROOT / package).rglob("*.py")):
+        own = path.relative_to(ROOT / package).parts[0]
+        place = order.index(own) if own in order else -1
+        for name in imported(ast.parse(path.read_text())):
+            parts = name.split(".")
+            if parts[:2] == ["fleetbed", package] and parts[2:] and parts[2] in order and order.index(parts[2]) > place:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert wrong == []
+
+
+def test_no_folder_has_more_modules_than_one_can_keep_in_ones_head() -> None:
+    counts = Counter(path.parent for path, _ in modules() if path.name != "__init__.py")
+    assert {str(folder): count for folder, count in counts.items() if count > MOST_MODULES} == {}
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    """But for the two names by which a method's module is found."""
+    found: dict[str, list[str]] = {}
+    for path, tree in modules():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: where for name, where in found.items() if len(where) > 1 and name not in ("Params", "Method")} == {}
 
 
 def test_own_modules_are_imported_by_their_full_name() -> None:
