@@ -264,7 +264,7 @@ def _fit(group: list[ClientSpec], family: Family, spec: InputSpec, asked: Experi
         memory_bytes=choice.cost.memory_bytes,
         cap_bytes=round(device.cap_mib * MIB),
         compute_s=compute_seconds(device, choice.cost.operations),
-        transfer_s=transfer_seconds(link, choice.cost.state_bytes),
+        transfer_s=transfer_seconds(link, choice.cost.state_bytes, choice.cost.state_bytes),
         round_bytes=2 * choice.cost.state_bytes,
         reason=choice.reason,
         stopped_by=choice.stopped_by,

@@ -26,6 +26,11 @@ class InputSpec(Struct, frozen=True):
     vocabulary: int = 0
 
 
+def input_dtype(spec: InputSpec) -> torch.dtype:
+    """The type of what goes in: numbers of words, or values."""
+    return torch.int64 if spec.vocabulary else torch.float32
+
+
 class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options of a family; one that has any derives its own type."""
 

@@ -1,12 +1,28 @@
-"""What a task does, declared before it runs: from it come the plan in seconds, the FLOPs and the memory."""
+"""What a task does, declared before it runs: from it come the plan in seconds, the FLOPs, the memory and the bytes."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-Part = Literal["all", "features", "intermediate"]
+if TYPE_CHECKING:  # torch is imported by whoever has a model
+    from torch import Tensor
+
+    from fleetbed.models.base import Net
+
+Part = Literal["all", "features", "intermediate", "classifier"]
+
+
+def through(net: Net, part: Part) -> Callable[[Tensor], Tensor]:
+    """What a part of the model does with what goes into it."""
+    return {
+        "all": net.forward,
+        "features": net.features,
+        "intermediate": net.intermediate,
+        "classifier": net.classify,
+    }[part]
 
 
 class Pass(Struct, frozen=True):
@@ -17,19 +33,54 @@ class Pass(Struct, frozen=True):
     samples: int
 
 
-class Work(Struct, frozen=True, kw_only=True):
-    """`steps` optimiser steps of `batch` samples, and what the method adds to them.
+class Phase(Struct, frozen=True, kw_only=True):
+    """`steps` optimiser steps of `batch` samples, and what the method adds to each.
 
-    Passes of `each_step` come after the step's own, those that train each with a backward pass of its own, before the
-    update. `once` runs after the last step, in slices of `batch` where it is forward only. The held figures are memory
-    beyond model, gradients and optimiser state.
+    A step goes forward and backward through the part `trains` and updates its parameters. Passes of `each_step` come
+    after that, those that train each with a backward pass of its own, before the update.
     """
 
     steps: int = 0
     batch: int = 1
+    trains: Part = "all"
     each_step: tuple[Pass, ...] = ()
-    once: tuple[Pass, ...] = ()
     parameter_passes: int = 0  # elementwise passes over all parameters in each step (a proximal term is 2)
+
+
+class Work(Phase, frozen=True, kw_only=True):
+    """A task: its last phase, the phases before it, and what it does and holds besides.
+
+    `once` runs after the last step, in slices of `batch` where it is forward only. The held figures are memory beyond
+    model, gradients and optimiser state. Bytes are those of the messages; None stands for a whole model.
+    """
+
+    earlier: tuple[Phase, ...] = ()
+    once: tuple[Pass, ...] = ()
     held_models: int = 0  # further copies of the model's tensors, the received ones too (averaging: 1, MOON: 2)
     held_values: int = 0  # further f32 values (FedIN: a feature batch, FedHeNN: RAD and gram)
+    bytes_down: int | None = None
+    bytes_up: int | None = None
     server_flops: float = 0.0  # work of the server that is not a pass through a model
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """All phases in order."""
+        own = Phase(**{name: getattr(self, name) for name in Phase.__struct_fields__})
+        return (*self.earlier, own)
+
+    @property
+    def all_steps(self) -> int:
+        return sum(phase.steps for phase in self.phases)
+
+    @property
+    def all_samples(self) -> int:
+        """Samples that go through the steps."""
+        return sum(phase.steps * phase.batch for phase in self.phases)
+
+    def cut(self, steps: int) -> Work:
+        """The same work, ended after so many steps."""
+        left, earlier = steps, []
+        for phase in self.earlier:
+            earlier.append(structs.replace(phase, steps=min(left, phase.steps)))
+            left -= earlier[-1].steps
+        return structs.replace(self, earlier=tuple(earlier), steps=min(left, self.steps))

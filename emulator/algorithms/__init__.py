@@ -1,16 +1,18 @@
 """The methods, found by name: a module of this package, or an entry point in the group `fleetbed.algorithms`.
 
-A method's module has two names: `Params`, a frozen msgspec type, and `Method`, a subclass of `Algorithm`.
+A method's module has two names: `Params`, a frozen msgspec type, and `Method`, which makes the `Algorithm` from the
+parameters and the context: a subclass of it, or a function.
 """
 
 from __future__ import annotations
 
 import ast
 import traceback
+from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
@@ -30,7 +32,7 @@ class AlgorithmModule(Protocol):
     """What `load_algorithm` gives: a module, or whatever an entry point names that has these two."""
 
     Params: type[msgspec.Struct]
-    Method: type[Algorithm]
+    Method: Callable[[Any, Context], Algorithm]
 
 
 def names() -> dict[str, str]:
@@ -66,9 +68,11 @@ def _plug_in(point: EntryPoint, at: str) -> AlgorithmModule:
             f"{at} comes from {source}, which cannot be imported: {type(error).__name__}: {said[:300]} "
             f"({_place(error)}); correct or uninstall it, or choose another method."
         ) from error
-    for name, found, base in zip(("Params", "Method"), parts, (msgspec.Struct, Algorithm), strict=True):
-        if not (isinstance(found, type) and issubclass(found, base)):
-            raise BadInput(f"{at} comes from {source}, which has no {name}: a method defines one, a {base.__name__}.")
+    params, method = parts
+    if not (isinstance(params, type) and issubclass(params, msgspec.Struct)):
+        raise BadInput(f"{at} comes from {source}, which has no Params: a method defines one, a Struct.")
+    if not callable(method) or (isinstance(method, type) and not issubclass(method, Algorithm)):
+        raise BadInput(f"{at} comes from {source}, which has no Method: a method defines one, an Algorithm.")
     return cast(AlgorithmModule, loaded)
 
 

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from fleetbed.emulator.method.algorithm import (
     Algorithm,
     Arrival,
-    Client,
+    Assignment,
     Expected,
     Job,
     Merged,
@@ -79,25 +79,26 @@ class Method(Algorithm):
         sums = torch.zeros(classes, classes, dtype=torch.float64)
         return Bundle({"sum": sums, "count": torch.zeros(classes, dtype=torch.int64)}, {"turns": 0})
 
-    def send(self, state: Bundle, client: Client, stage: str, task: int) -> Bundle:
-        del client, stage, task
+    def send(self, state: Bundle, assignment: Assignment) -> Bundle:
         cold = len(self.context.clients) if self.params.cold_start is None else self.params.cold_start
-        if _turns(state) < cold:
+        if state.value("turns", int) < cold:
             return Bundle()
         known = state.tensors["count"].nonzero().flatten()
         means = state.tensors["sum"][known] / state.tensors["count"][known, None]
         return _records(known, means)
 
-    def work(self, state: Bundle, client: Client, stage: str) -> Work:
-        del state, stage
+    def work(self, state: Bundle, assignment: Assignment) -> Work:
+        classes = self.context.spec.classes
+        size = 4 * classes * (classes + 1)  # at most: of all classes
         return Work(
             steps=self.params.steps,
-            batch=batch_of(client.samples, self.params.batch),
+            batch=batch_of(assignment.client.samples, self.params.batch),
             held_models=kept_models(self.context.training.optimizer),
+            bytes_down=size,
+            bytes_up=size,
         )
 
-    def client(self, job: Job, stage: str) -> Reply:
-        del stage
+    def client(self, job: Job) -> Reply:
         model = job.model(own_tensors(job))
         optimizer = own_optimizer(job, model)
         classes = self.context.spec.classes
@@ -124,13 +125,11 @@ class Method(Algorithm):
         means = sums[seen] / (counts[seen, None] + int(self.params.plus_one))
         return Reply(message=_records(seen, means), keep=keep_model(model, optimizer), metrics=metrics)
 
-    def expects(self, client: Client, stage: str, sent: Bundle) -> Expected | None:
-        del client, stage, sent
+    def expects(self, assignment: Assignment, sent: Bundle) -> Expected | None:
         classes = self.context.spec.classes
         return Expected(tensors={"class": Spec(torch.int32, (None,)), "logits": Spec(torch.float32, (None, classes))})
 
-    def objection(self, client: Client, stage: str, message: Bundle) -> str | None:
-        del client, stage
+    def objection(self, assignment: Assignment, message: Bundle) -> str | None:
         classes, logits, known = message.tensors["class"], message.tensors["logits"], self.context.spec.classes
         if len(classes) != len(logits):
             return f"{len(classes)} classes with {len(logits)} vectors of logits"
@@ -138,11 +137,10 @@ class Method(Algorithm):
             return f"its classes must differ and lie between 0 and {known - 1}"
         return None
 
-    def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
+    def merge(self, state: Bundle, arrivals: Sequence[Arrival]) -> Merged:
         """Every upload counts once: a policy's mixing weight is for methods that move weights."""
-        del stage, version
         sums, counts = state.tensors["sum"].clone(), state.tensors["count"].clone()
-        turns = _turns(state)
+        turns = state.value("turns", int)
         forget = self.params.forget_every
         every = FORGET_PER_CLIENT * len(self.context.clients) if forget is None else forget
         for arrival in arrivals:
@@ -157,7 +155,6 @@ class Method(Algorithm):
         return Merged(state=Bundle({"sum": sums, "count": counts}, {"turns": turns}))
 
     def targets(self, state: Bundle) -> list[Target]:
-        del state
         return own_targets(self.context)
 
 
@@ -169,9 +166,3 @@ def logit_loss(z: Tensor, target: Tensor) -> Tensor:
 def _records(classes: Tensor, logits: Tensor) -> Bundle:
     """C records of a class and its mean logits: C(C+1) values of 4 bytes."""
     return Bundle({"class": classes.int(), "logits": logits.float()})
-
-
-def _turns(state: Bundle) -> int:
-    turns = state.values["turns"]
-    assert isinstance(turns, int)  # written by merge
-    return turns

@@ -20,6 +20,7 @@ from math import prod
 from typing import Literal
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from fleetbed.emulator.method import alignment
@@ -27,6 +28,7 @@ from fleetbed.emulator.method.algorithm import (
     ROUND_POLICIES,
     Algorithm,
     Arrival,
+    Assignment,
     Client,
     Expected,
     Job,
@@ -85,9 +87,8 @@ class Method(Algorithm):
         models = {c.number: (c.variant, initial[c.variant]) for c in self.context.clients if initial}
         return Bundle(held(models), {"round": 0})
 
-    def send(self, state: Bundle, client: Client, stage: str, task: int) -> Bundle:
-        del client, task
-        if stage == "gram":
+    def send(self, state: Bundle, assignment: Assignment) -> Bundle:
+        if assignment.stage == "gram":
             return Bundle({"rad": state.tensors["rad"]})
         epochs = alignment.epochs_in(self.context, self.params, state)
         told: dict[str, Value] = {} if epochs is None else {"epochs": epochs}
@@ -95,44 +96,49 @@ class Method(Algorithm):
             return Bundle({}, told)
         return Bundle({name: state.tensors[name] for name in ("rad", "gram")}, {**told, "eta": self.eta(state)})
 
-    def work(self, state: Bundle, client: Client, stage: str) -> Work:
-        if stage == "gram":
+    def work(self, state: Bundle, assignment: Assignment) -> Work:
+        client = assignment.client
+        if assignment.stage == "gram":
             values = self.params.rad * prod(self.context.spec.shape) + 3 * self.params.rad**2
             once = (alignment.rad_pass(self.params),)
             batch = alignment.at_once(self.context, client.variant, self.params)
-            return Work(batch=batch, once=once, held_models=1, held_values=values)
-        epochs = alignment.epochs_in(self.context, self.params, state)
-        return alignment.work(self.context, client, self.params, aligned=self.aligned(state), epochs=epochs)
+            rad, gram = alignment.rad_bytes(self.context, self.params), 4 * self.params.rad**2
+            return Work(batch=batch, once=once, held_models=1, held_values=values, bytes_down=rad, bytes_up=gram)
+        aligned, epochs = self.aligned(state), alignment.epochs_in(self.context, self.params, state)
+        work = alignment.work(self.context, client, self.params, aligned=aligned, epochs=epochs)
+        return self._with_bytes(work, aligned)
 
     def heaviest(self, state: Bundle, client: Client) -> Work:
-        del state
-        return alignment.heaviest(self.context, client, self.params)
+        return self._with_bytes(alignment.heaviest(self.context, client, self.params), self.params.eta > 0)
 
-    def client(self, job: Job, stage: str) -> Reply:
+    def _with_bytes(self, work: Work, aligned: bool) -> Work:
+        """The RAD and its gram down, the model up unless it stays private."""
+        down = alignment.rad_bytes(self.context, self.params) + 4 * self.params.rad**2 if aligned else 0
+        return replace(work, bytes_down=down, bytes_up=0 if self.params.client_side_gram else None)
+
+    def client(self, job: Job) -> Reply:
         model = job.model(own_tensors(job))
         received = job.message.tensors
-        if stage == "gram":
+        if job.assignment.stage == "gram":
             return Reply(message=Bundle({"gram": self.gram_of(model, received["rad"])}))
         step = cross_entropy_step(model)
         if received:
-            eta = job.message.values["eta"]
-            assert isinstance(eta, float)
+            eta = job.message.value("eta", float)
             step = alignment.step(job, model, eta, received["rad"], received["gram"], self.params)
         metrics = train(job, model, step, epochs=alignment.epochs_of(job.message))
         sent = {} if self.params.client_side_gram else dict(model.state_dict())
         return Reply(message=Bundle(sent), keep=keep_model(model), metrics=metrics)
 
-    def expects(self, client: Client, stage: str, sent: Bundle) -> Expected | None:
-        del sent
-        if stage == "gram":
+    def expects(self, assignment: Assignment, sent: Bundle) -> Expected | None:
+        if assignment.stage == "gram":
             return Expected(tensors={"gram": Spec(torch.float32, (self.params.rad, self.params.rad))})
         if self.params.client_side_gram:
             return Expected()
-        return Expected(tensors=alignment.model_specs(self.context.family, client.variant, self.context.spec))
+        variant = assignment.client.variant
+        return Expected(tensors=alignment.model_specs(self.context.family, variant, self.context.spec))
 
-    def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
-        del version
-        if stage == "gram":
+    def merge(self, state: Bundle, arrivals: Sequence[Arrival]) -> Merged:
+        if arrivals[0].assignment.stage == "gram":
             mean, metrics = alignment.mean_gram(a.message.tensors["gram"] for a in arrivals)
             return Merged(state=Bundle({"rad": state.tensors["rad"], **mean}, state.values), metrics=metrics)
         following = alignment.round_of(state) + 1
@@ -146,10 +152,10 @@ class Method(Algorithm):
         kept = held(models) if self.params.kbar_over == "all" else {}
         return Merged(state=Bundle({"rad": rad, **mean, **kept}, {"round": following}), metrics=metrics)
 
-    def foresee(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Bundle:
+    def foresee(self, state: Bundle, arrivals: Sequence[Arrival]) -> Bundle:
         """A gram of zeros: computing it takes as long as the merge, and its size is all that counts."""
         if self.params.client_side_gram:
-            return super().foresee(state, arrivals, stage, version)
+            return super().foresee(state, arrivals)
         following = alignment.round_of(state) + 1
         rad = alignment.draw_rad(self.context, self.params, following)
         gram = torch.zeros(self.params.rad, self.params.rad)
@@ -157,15 +163,14 @@ class Method(Algorithm):
         kept = held({**stored(state), **arrived}) if self.params.kbar_over == "all" else {}
         return Bundle({"rad": rad, "gram": gram, **kept}, {"round": following})
 
-    def server_work(self, state: Bundle, arrivals: Sequence[Arrival], stage: str) -> Work:
+    def server_work(self, state: Bundle, arrivals: Sequence[Arrival]) -> Work:
         if self.params.client_side_gram:
-            return super().server_work(state, arrivals, stage)
+            return super().server_work(state, arrivals)
         whose = [a.client for a in arrivals] if self.params.kbar_over == "sampled" else self.context.clients
         flops = sum(alignment.gram_flops(self.context, client.variant, self.params) for client in whose)
         return Work(server_flops=flops)
 
     def targets(self, state: Bundle) -> list[Target]:
-        del state
         return own_targets(self.context, local=True)
 
     def eta(self, state: Bundle) -> float:

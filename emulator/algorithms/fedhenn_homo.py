@@ -22,17 +22,16 @@ from fleetbed.emulator.method import alignment
 from fleetbed.emulator.method.algorithm import (
     ROUND_POLICIES,
     Arrival,
+    Assignment,
     Client,
     Context,
     Job,
-    Merged,
     Needs,
-    Reply,
     Target,
 )
 from fleetbed.emulator.method.averaging import Averaging, Weighting
-from fleetbed.emulator.method.bundle import Bundle, Value, prefixed
-from fleetbed.emulator.method.local_training import MODEL, Step, own_targets
+from fleetbed.emulator.method.bundle import Bundle, Value
+from fleetbed.emulator.method.local_training import Step, keep_model, own_targets
 from fleetbed.models.base import Net, Tensors
 from fleetbed.models.work import Work
 from fleetbed.profiles.errors import BadInput
@@ -80,25 +79,30 @@ class Method(Averaging):
         state = super().setup()
         return Bundle(state.tensors, {**state.values, "round": 0})
 
-    def send(self, state: Bundle, client: Client, stage: str, task: int) -> Bundle:
-        weights = super().send(state, client, stage, task)
+    def send(self, state: Bundle, assignment: Assignment) -> Bundle:
+        weights = super().send(state, assignment)
         epochs = alignment.epochs_in(self.context, self.params, state)
         told: dict[str, Value] = {} if epochs is None else {"epochs": epochs}
         if not self.aligned(state):
             return Bundle(weights.tensors, told)
         return Bundle({**weights.tensors, RAD: state.tensors[RAD]}, {**told, "eta": self.eta(state)})
 
-    def work(self, state: Bundle, client: Client, stage: str) -> Work:
-        del stage
+    def work(self, state: Bundle, assignment: Assignment) -> Work:
+        client = assignment.client
         aligned = self.aligned(state)
         epochs = alignment.epochs_in(self.context, self.params, state)
         work = alignment.work(self.context, client, self.params, aligned=aligned, epochs=epochs)
+        if not aligned:
+            return work
         # the reference: the global model's features on the RAD
-        return replace_fields(work, once=(alignment.rad_pass(self.params), *work.once)) if aligned else work
+        return self._with_rad(replace_fields(work, once=(alignment.rad_pass(self.params), *work.once)), client)
 
     def heaviest(self, state: Bundle, client: Client) -> Work:
-        del state
-        return alignment.heaviest(self.context, client, self.params)
+        return self._with_rad(alignment.heaviest(self.context, client, self.params), client)
+
+    def _with_rad(self, work: Work, client: Client) -> Work:
+        down = self.weight_bytes(client.variant) + alignment.rad_bytes(self.context, self.params)
+        return replace_fields(work, bytes_down=down)
 
     def epochs(self, job: Job) -> int | None:
         return alignment.epochs_of(job.message)
@@ -108,23 +112,19 @@ class Method(Averaging):
         if rad is None:
             return super().local_step(job, model, start)
         reference = alignment.gram_of(model, rad, self.params)  # the model is still the global one
-        eta = job.message.values["eta"]
-        assert isinstance(eta, float)
-        return alignment.step(job, model, eta, rad, reference, self.params)
+        return alignment.step(job, model, job.message.value("eta", float), rad, reference, self.params)
 
-    def client(self, job: Job, stage: str) -> Reply:
-        reply = super().client(job, stage)
-        return replace(reply, keep=Bundle(prefixed(MODEL, reply.message.tensors)))
+    def kept(self, job: Job, model: Net, start: Tensors) -> Bundle:
+        return keep_model(model)
 
-    def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
-        merged = super().merge(state, arrivals, stage, version)
+    def remember(self, state: Bundle, arrivals: Sequence[Arrival]) -> Bundle:
+        """The RAD of the round that follows and, where they are averaged in the end, the newest models."""
         following = alignment.round_of(state) + 1
         rad = alignment.draw_rad(self.context, self.params, following)
         newest = {}
         if self.params.final_average:
             newest = {f"{NEWEST}{a.client.number}/{n}": t for a in arrivals for n, t in a.message.tensors.items()}
-        after = Bundle({**merged.state.tensors, **newest, RAD: rad}, {**merged.state.values, "round": following})
-        return replace(merged, state=after)
+        return Bundle({**state.tensors, **newest, RAD: rad}, {**state.values, "round": following})
 
     def targets(self, state: Bundle) -> list[Target]:
         state = Bundle({**state.tensors, **self.mean_of_all(state)}, state.values)

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional as F
 
-from fleetbed.emulator.method.algorithm import Arrival, Client, Context, Expected, Job, Merged, Spec
+from fleetbed.emulator.method.algorithm import Arrival, Assignment, Client, Context, Expected, Job, Spec
 from fleetbed.emulator.method.averaging import ALL_SECTIONS, Means
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.features import check_cuts, cut_shapes, draw_pairs, noisy, projected
@@ -81,31 +81,35 @@ class Method(Proximal):
         super().check()
         check_cuts(self.context)
 
-    def send(self, state: Bundle, client: Client, stage: str, task: int) -> Bundle:
-        message = super().send(state, client, stage, task)
+    def send(self, state: Bundle, assignment: Assignment) -> Bundle:
+        message = super().send(state, assignment)
         inputs, outputs = state.under(f"{STORE}in/"), state.under(f"{STORE}out/")
         if not inputs:
             return message
-        rng = torch_rng(self.context.seed, task, "features")
+        rng = torch_rng(self.context.seed, assignment.task, "features")
         s_in, s_out = draw_pairs(inputs, outputs, self.pairs, rng)
         return Bundle({**message.tensors, IN: s_in, OUT: s_out})
 
-    def work(self, state: Bundle, client: Client, stage: str) -> Work:
+    def work(self, state: Bundle, assignment: Assignment) -> Work:
         received = any(name.startswith(STORE) for name in state.tensors)
-        return self._with_pairs(super().work(state, client, stage), client, received)
+        return self._with_pairs(super().work(state, assignment), assignment.client, received)
 
     def heaviest(self, state: Bundle, client: Client) -> Work:
-        return self._with_pairs(super().work(state, client, "train"), client, received=True)
+        return self._with_pairs(super().work(state, Assignment(client=client)), client, received=True)
 
     def _with_pairs(self, plain: Work, client: Client, received: bool) -> Work:
         if self.params.without_in:
             return plain
         s_in, s_out = cut_shapes(self.context.family, client.variant, self.context.spec)
+        values = self.pairs * (prod(s_in) + prod(s_out))
+        size = self.weight_bytes(client.variant)
         return replace(
             plain,
+            bytes_down=size + 4 * values * received,
+            bytes_up=size + 4 * values,
             each_step=(Pass("train", "intermediate", self.pairs),) if received else (),
             once=(Pass("forward", "features", self.pairs),),
-            held_values=self.pairs * (prod(s_in) + prod(s_out)) if received else 0,
+            held_values=values if received else 0,
             held_models=plain.held_models + (self.params.z == "projection"),  # G_IN beside G_local
         )
 
@@ -144,13 +148,13 @@ class Method(Proximal):
         return step
 
     @torch.no_grad()
-    def extras(self, job: Job, model: Net) -> Tensors:
+    def extras(self, job: Job, model: Net, start: Tensors) -> Bundle:
         """One batch of the client's features, of the trained model.
 
         Running statistics that few steps have fed are far off, deep features explode, and with them the others' L_IN.
         """
         if self.params.without_in:
-            return {}
+            return Bundle()
         x, _ = job.sample(self.pairs, "features")
         rng, noise = job.generator("upload"), self.params.noise
         model.eval()
@@ -158,23 +162,23 @@ class Method(Proximal):
             clean = model.extract(x)
             s_in = noisy(clean, noise, rng)
             s_out = model.intermediate(s_in if self.everywhere else clean)
-        return {IN: s_in, OUT: noisy(s_out, noise, rng)}
+        return Bundle({IN: s_in, OUT: noisy(s_out, noise, rng)})
 
-    def expects(self, client: Client, stage: str, sent: Bundle) -> Expected | None:
+    def expects(self, assignment: Assignment, sent: Bundle) -> Expected | None:
         """The weights, and one batch of pairs."""
-        weights = super().expects(client, stage, sent)
+        weights = super().expects(assignment, sent)
         assert weights is not None
         if self.params.without_in:
             return weights
-        shapes = zip((IN, OUT), cut_shapes(self.context.family, client.variant, self.context.spec), strict=True)
-        features = {name: Spec(torch.float32, (self.pairs, *shape)) for name, shape in shapes}
+        shapes = cut_shapes(self.context.family, assignment.client.variant, self.context.spec)
+        features = {n: Spec(torch.float32, (self.pairs, *s)) for n, s in zip((IN, OUT), shapes, strict=True)}
         return Expected(tensors={**weights.tensors, **features})
 
-    def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
-        merged = super().merge(state, arrivals, stage, version)
-        tensors = dict(merged.state.tensors)
-        for a in arrivals:  # the newest batch of pairs of every client
+    def remember(self, state: Bundle, arrivals: Sequence[Arrival]) -> Bundle:
+        """The newest batch of pairs of every client."""
+        tensors = dict(state.tensors)
+        for a in arrivals:
             if IN in a.message.tensors:
                 tensors[f"{STORE}in/{a.client.number}"] = a.message.tensors[IN]
                 tensors[f"{STORE}out/{a.client.number}"] = a.message.tensors[OUT]
-        return Merged(state=Bundle(tensors, merged.state.values), metrics=merged.metrics)
+        return Bundle(tensors, state.values)

@@ -16,7 +16,6 @@ and beta = <g_0, g_k>:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -24,22 +23,9 @@ from msgspec import Struct
 from torch import Tensor
 
 from fleetbed.emulator.algorithms import load_method
-from fleetbed.emulator.method.algorithm import (
-    Algorithm,
-    Arrival,
-    Client,
-    Context,
-    Expected,
-    Job,
-    Merged,
-    Needs,
-    Reply,
-    Target,
-)
+from fleetbed.emulator.method.algorithm import Context
 from fleetbed.emulator.method.averaging import Averaging
-from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.models.base import Tensors
-from fleetbed.models.work import Work
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import AlgorithmChoice
 from fleetbed.profiles.types import Positive
@@ -58,33 +44,34 @@ class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     delta_scale: Positive | None = None  # that of the base; None: as base_params says
 
 
-class Method(Algorithm):
-    params: Params
+def Method(params: Params, context: Context) -> Averaging:
+    """The base method, whose merges cross layers."""
+    if params.delta_scale is not None and "delta_scale" in params.base_params:
+        raise BadInput("inco has both params.delta_scale and params.base_params.delta_scale: leave one out.")
+    base = load_method(AlgorithmChoice(name=params.base, params=params.base_params), context, "params.base")
+    if not isinstance(base, Averaging):
+        raise BadInput(
+            f"params.base of inco is {params.base}, which does not average weights: "
+            f"choose a method that does, such as heteroavg, heteroprox or fedavg."
+        )
+    if params.delta_scale is not None:
+        base.delta_scale = params.delta_scale
+    base.add_on = CrossLayers(params, base)
+    return base
 
-    def __init__(self, params: Params, context: Context) -> None:
-        super().__init__(params, context)
-        base = load_method(AlgorithmChoice(name=params.base, params=params.base_params), context, "params.base")
-        if not isinstance(base, Averaging):
-            raise BadInput(
-                f"params.base of inco is {params.base}, which does not average weights: "
-                f"choose a method that does, such as heteroavg, heteroprox or fedavg."
-            )
+
+class CrossLayers:
+    """The add-on of a method that averages weights."""
+
+    def __init__(self, params: Params, base: Averaging) -> None:
+        self.params = params
         self.base = base
-        self.base.adjust = self.cross_layers
-        if params.delta_scale is not None:
-            if "delta_scale" in params.base_params:
-                raise BadInput("inco has both params.delta_scale and params.base_params.delta_scale: leave one out.")
-            self.base.delta_scale = params.delta_scale
-
-    @property
-    def needs(self) -> Needs:
-        return self.base.needs
 
     def check(self) -> None:
-        self.base.check()
-        family, params, variants = self.context.family, self.params, self.context.variants
+        context, params = self.base.context, self.params
+        family, variants = context.family, context.variants
         largest = family.variants[-1]
-        if not family.cross_layers(family.outline(largest, self.context.spec).state_dict()):
+        if not family.cross_layers(family.outline(largest, context.spec).state_dict()):
             raise BadInput(
                 f"model.family is {family.name}, but inco knows no cross-layer gradients there: "
                 f"choose a ResNet or ViT family."
@@ -107,58 +94,28 @@ class Method(Algorithm):
                 f"those of mode released: set that mode, or leave them true."
             )
 
-    def cross_layers(self, before: Tensors, moved: Tensors) -> dict[str, float]:
+    def adjust(self, before: Tensors, moved: Tensors) -> dict[str, float]:
         """Move the deeper blocks by their crossed delta instead; report theta and beta of each that took part."""
+        pairs = self._pairs(moved)
+        g = {name: moved[name] - before[name] for pair in pairs.items() for name in pair}
         metrics = {}
-        for prefix in {self.base.prefix(v) for v in self.context.variants}:
-            names = [name.removeprefix(prefix) for name in moved if name.startswith(prefix)]
-            pairs = self.context.family.cross_layers(names)
-            g = {name: moved[prefix + name] - before[prefix + name] for pair in pairs.items() for name in pair}
-            for layer, base in pairs.items():
-                crossed = cross_layer(g[layer], g[base], self.params)
-                moved[prefix + layer] = before[prefix + layer] + crossed.update
-                title = (prefix + layer).removesuffix(".weight")
-                metrics[f"theta/{title}"] = float(crossed.theta.mean())
-                metrics[f"beta/{title}"] = float(crossed.beta.mean())
-                metrics[f"beta_positive/{title}"] = float((crossed.beta > 0).float().mean())
+        for layer, base in pairs.items():
+            crossed = cross_layer(g[layer], g[base], self.params)
+            moved[layer] = before[layer] + crossed.update
+            title = layer.removesuffix(".weight")
+            metrics[f"theta/{title}"] = float(crossed.theta.mean())
+            metrics[f"beta/{title}"] = float(crossed.beta.mean())
+            metrics[f"beta_positive/{title}"] = float((crossed.beta > 0).float().mean())
         return metrics
 
-    def reassign(self, clients: Sequence[Client]) -> None:
-        super().reassign(clients)
-        self.base.reassign(clients)
-
-    def setup(self) -> Bundle:
-        return self.base.setup()
-
-    def foresee(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Bundle:
-        return self.base.foresee(state, arrivals, stage, version)
-
-    def send(self, state: Bundle, client: Client, stage: str, task: int) -> Bundle:
-        return self.base.send(state, client, stage, task)
-
-    def work(self, state: Bundle, client: Client, stage: str) -> Work:
-        return self.base.work(state, client, stage)
-
-    def heaviest(self, state: Bundle, client: Client) -> Work:
-        return self.base.heaviest(state, client)
-
-    def client(self, job: Job, stage: str) -> Reply:
-        return self.base.client(job, stage)
-
-    def expects(self, client: Client, stage: str, sent: Bundle) -> Expected | None:
-        return self.base.expects(client, stage, sent)
-
-    def objection(self, client: Client, stage: str, message: Bundle) -> str | None:
-        return self.base.objection(client, stage, message)
-
-    def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
-        return self.base.merge(state, arrivals, stage, version)
-
-    def server_work(self, state: Bundle, arrivals: Sequence[Arrival], stage: str) -> Work:
-        return self.base.server_work(state, arrivals, stage)
-
-    def targets(self, state: Bundle) -> list[Target]:
-        return self.base.targets(state)
+    def _pairs(self, moved: Tensors) -> dict[str, str]:
+        """The layers that moved and take a cross-layer gradient, each with its base layer, by their names there."""
+        base, context, pairs = self.base, self.base.context, {}
+        for variant in context.variants:
+            own = {name: base.place(variant, name) for name in base.index(variant, variant)}
+            held = [name for name, place in own.items() if place in moved]
+            pairs.update({own[layer]: own[first] for layer, first in context.family.cross_layers(held).items()})
+        return pairs
 
 
 class Crossed(NamedTuple):

@@ -11,7 +11,17 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from fleetbed.emulator.method.algorithm import Algorithm, Arrival, Client, Expected, Job, Merged, Needs, Reply, Target
+from fleetbed.emulator.method.algorithm import (
+    Algorithm,
+    Arrival,
+    Assignment,
+    Expected,
+    Job,
+    Merged,
+    Needs,
+    Reply,
+    Target,
+)
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.local_training import (
     cross_entropy_step,
@@ -45,21 +55,20 @@ class Method(Algorithm):
     def setup(self) -> Bundle:
         return Bundle()
 
-    def send(self, state: Bundle, client: Client, stage: str, task: int) -> Bundle:
-        del state, client, stage, task
+    def send(self, state: Bundle, assignment: Assignment) -> Bundle:
         return Bundle()
 
-    def work(self, state: Bundle, client: Client, stage: str) -> Work:
-        del state, stage
-        training = self.context.training
+    def work(self, state: Bundle, assignment: Assignment) -> Work:
+        client, training = assignment.client, self.context.training
         return Work(
             steps=self.params.steps or steps_of(client.samples, training),
             batch=batch_of(client.samples, self.params.batch or training.batch),
             held_models=kept_models(training.optimizer) if self.params.keep_optimizer else 1,  # what was kept
+            bytes_down=0,
+            bytes_up=0,
         )
 
-    def client(self, job: Job, stage: str) -> Reply:
-        del stage
+    def client(self, job: Job) -> Reply:
         model = job.model(own_tensors(job))
         optimizer = own_optimizer(job, model)
         metrics = train(
@@ -73,14 +82,11 @@ class Method(Algorithm):
         kept = keep_model(model, optimizer if self.params.keep_optimizer else None)
         return Reply(message=Bundle(), keep=kept, metrics=metrics)
 
-    def expects(self, client: Client, stage: str, sent: Bundle) -> Expected | None:
-        del client, stage, sent
+    def expects(self, assignment: Assignment, sent: Bundle) -> Expected | None:
         return Expected()
 
-    def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
-        del arrivals, stage, version
+    def merge(self, state: Bundle, arrivals: Sequence[Arrival]) -> Merged:
         return Merged(state=state)
 
     def targets(self, state: Bundle) -> list[Target]:
-        del state
         return own_targets(self.context)

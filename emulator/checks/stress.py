@@ -28,6 +28,7 @@ from fleetbed.emulator.limits import Group, LimitPlan, Limits, best_limits
 from fleetbed.emulator.machine import host
 from fleetbed.emulator.method.optimizers import SGD
 from fleetbed.emulator.timeline.pacing import Pacer, capacity, ceiling_cores, share
+from fleetbed.emulator.timeline.plan import Pace
 from fleetbed.profiles.errors import FleetbedError
 
 Begin = Callable[[], None]  # a hog calls it when it is ready, and is let go when it returns
@@ -130,7 +131,7 @@ def paced(step_s: float, steps: int) -> Body:
     def body(begin: Begin) -> float:
         step = training_step()
         begin()
-        pacer = Pacer(step_s)
+        pacer = Pacer([Pace(steps, step_s)])
         for _ in range(steps):
             step()
             pacer.step()

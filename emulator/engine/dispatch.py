@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from msgspec.structs import replace
-
 from fleetbed.emulator.engine.layout import Layout
 from fleetbed.emulator.engine.participant import Participant
 from fleetbed.emulator.engine.prepared import Prepared
 from fleetbed.emulator.engine.progress import Progress
 from fleetbed.emulator.engine.task import Task
+from fleetbed.emulator.method.algorithm import Assignment
 from fleetbed.emulator.processes.executor import Executor, Order
 from fleetbed.emulator.timeline.events import Event, Kind
 from fleetbed.emulator.timeline.network import transfer, transfer_s
-from fleetbed.emulator.timeline.plan import Plan
+from fleetbed.emulator.timeline.plan import Pace, Plan
 from fleetbed.emulator.wire import codec
 from fleetbed.emulator.wire.messages import Train
 from fleetbed.models.work import Work
@@ -37,16 +36,16 @@ class Dispatcher:
         """A new task for a client who is there: it downloads from now on, and the host may begin."""
         p, who = self._progress, self._participants[client]
         stage = self._method.needs.stages[p.policy.stage]
-        message = self._method.send(p.state, who.client, stage, p.next_task)
+        assignment = Assignment(client=who.client, task=p.next_task, stage=stage, round=p.policy.round)
+        message = self._method.send(p.state, assignment)
         frames = codec.pack(message)
         size_bytes = codec.size_of(frames)
-        work = self._method.work(p.state, who.client, stage)
+        work = self._method.work(p.state, assignment)
         plan, work, most_steps = self._plan(who, work, size_bytes)
         on_host = self._timing.on_host(plan, who.client.variant, work)
         task = self._new(who, stage, host_s)
-        task.plan_s, task.step_s, task.flops, task.most_steps = plan.total_s, plan.step_s, plan.flops, most_steps
-        task.declared_steps = work.steps
-        task.declared_samples = task.declared_steps * work.batch
+        task.plan_s, task.paces, task.flops, task.most_steps = plan.total_s, plan.paces, plan.flops, most_steps
+        task.declared_steps, task.declared_samples = work.all_steps, work.all_samples
         task.load, task.expected_s, task.time_scale = on_host.load, on_host.expected_s, on_host.time_scale
         task.bytes_down = size_bytes
         if client in p.free_since:
@@ -75,7 +74,7 @@ class Dispatcher:
                     kept=task.kept,
                     round=task.round,
                     most_steps=task.most_steps,
-                    pace_step_s=task.step_s * scale,
+                    paces=tuple(Pace(pace.steps, pace.step_s * scale) for pace in task.paces) if scale else (),
                     pace_total_s=task.plan_s * scale,
                 ),
                 worker=who.worker,
@@ -133,7 +132,7 @@ class Dispatcher:
         device, variant, number = who.spec.device, who.client.variant, self._progress.next_task
         plan = self._timing.plan(device, variant, work, number)
         deadline_s = self._policy.deadline_s
-        if not (self._policy.partial and deadline_s and plan.step_s):
+        if not (self._policy.partial and deadline_s and plan.paces):
             return plan, work, None
         steps = self._timing.steps(
             device,
@@ -142,22 +141,23 @@ class Dispatcher:
             number,
             lambda: self._steps_in_time(who, work, plan, size_bytes, deadline_s),
         )
-        if steps >= work.steps:
+        if steps >= work.all_steps:
             return plan, work, None
-        cut = replace(work, steps=steps)
+        cut = work.cut(steps)
         return self._timing.plan(device, variant, cut, number), cut, steps
 
     def _steps_in_time(self, who: Participant, work: Work, plan: Plan, size_bytes: int, deadline_s: float) -> int:
-        """The steps that fit the deadline by plan, at least one, if the answer is as large as the question."""
+        """The steps that fit the deadline by plan, at least one; the upload is as large as declared."""
         now_s = self._progress.timeline.now_s
-        beside_s = plan.total_s - work.steps * plan.step_s + self._transfer_s(who, size_bytes, now_s, up=False)
+        up_bytes = size_bytes if work.bytes_up is None else work.bytes_up
+        beside_s = plan.total_s - plan.steps_s + self._transfer_s(who, size_bytes, now_s, up=False)
 
         def is_late(steps: int) -> bool:
-            compute_end_s = beside_s + steps * plan.step_s
-            return compute_end_s + self._transfer_s(who, size_bytes, now_s + compute_end_s, up=True) > deadline_s
+            compute_end_s = beside_s + plan.first_s(steps)
+            return compute_end_s + self._transfer_s(who, up_bytes, now_s + compute_end_s, up=True) > deadline_s
 
-        # who begins to upload later is not done sooner
-        return max(1, bisect_left(range(1, work.steps + 1), True, key=is_late))
+        # an upload that begins later does not end sooner
+        return max(1, bisect_left(range(1, work.all_steps + 1), True, key=is_late))
 
     def _transfer_s(self, who: Participant, size_bytes: int, start_s: float, *, up: bool) -> float:
         """How long a transfer takes that is alone, over the client's link as its trace will have it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from fleetbed.emulator.engine.dispatch import Dispatcher
 from fleetbed.emulator.engine.divergence import Divergence
@@ -26,7 +27,8 @@ from fleetbed.emulator.records.records import Records
 from fleetbed.emulator.timeline.events import Event, Kind
 from fleetbed.emulator.timeline.policies import Decision
 from fleetbed.emulator.wire import codec
-from fleetbed.emulator.wire.messages import Trained
+from fleetbed.emulator.wire.messages import Trained, kept_name
+from fleetbed.emulator.wire.storage import load_bundle, save_bundle
 from fleetbed.profiles.errors import FleetbedError
 
 #: so many tasks for each client in a row without a single result end the run: nothing will come of it
@@ -38,6 +40,7 @@ class Engine:
         self,
         *,
         layout: Layout,
+        folder: Path,
         prepared: Prepared,
         executor: Executor,
         evaluations: Evaluations,
@@ -50,6 +53,7 @@ class Engine:
         merge: Merge | None = None,
     ) -> None:
         self.config = layout.config
+        self._folder = folder  # of the run: what clients keep lies there
         self.participants = prepared.participants
         self._method = prepared.method
         self._timing = prepared.timing
@@ -243,7 +247,7 @@ class Engine:
             if not diverged:  # which is a result too
                 self._count_failed()
         if outcome == "oom":
-            self._step_down(self.participants[task.client], detail)
+            self._step_down(self.participants[task.client], task, detail)
         if diverged:
             who = self.participants[task.client].spec
             text = f"client {who.name} ({who.kind}) in round {task.round}: {detail}"
@@ -253,8 +257,9 @@ class Engine:
         )
         self._carry_out(decision)
 
-    def _step_down(self, who: Participant, detail: str) -> None:
+    def _step_down(self, who: Participant, task: Task, detail: str) -> None:
         """A client that ran out of memory comes back with the next smaller variant, or not at all."""
+        kept = who.kept
         failed = f"client {who.spec.name} ({who.spec.kind}) ran out of memory with {who.client.variant}"
         if not self._timing.steps_down:
             raise FleetbedError(
@@ -263,11 +268,21 @@ class Engine:
             )
         if who.step_down(self._method.context.family.variants):
             self._method.reassign([each.client for each in self.participants.values()])
+            who.kept = self._saved(kept, who, task)
             self._notice("step-down", f"{failed}, now {who.client.variant}")
         else:
             self._notice("unfit", f"{failed} and leaves the run")
             if not self.progress.merging:  # else it is asked for after the merge, which may be the last one
                 self._check_enough()
+
+    def _saved(self, kept: str | None, who: Participant, task: Task) -> str | None:
+        """The file of what still serves a client with a smaller variant, of what it kept."""
+        saved = None if kept is None else self._method.step_down(load_bundle(self._folder / kept), who.client)
+        if saved is None:
+            return None
+        name = kept_name(task.client, task.number)
+        save_bundle(self._folder / name, saved)
+        return name
 
     def _notice(self, kind: str, text: str) -> None:
         self._records.notice(kind, text, self._host_s(), self.progress.timeline.now_s)

@@ -9,12 +9,12 @@ import msgspec
 from msgspec import Struct
 
 from fleetbed.emulator.method.algorithm import Target
-from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.method.bundle import Bundle, prefixed
 from fleetbed.emulator.processes.executor import SERVICE, Executor, Order
 from fleetbed.emulator.records.records import Records, finite
 from fleetbed.emulator.records.results import Result, result_of
 from fleetbed.emulator.wire import codec
-from fleetbed.emulator.wire.messages import Evaluate, Evaluated
+from fleetbed.emulator.wire.messages import EXTRAS, Evaluate, Evaluated
 from fleetbed.profiles.errors import FleetbedError
 
 
@@ -54,6 +54,7 @@ class Evaluations:
                 prefix=target.prefix,
                 local_client=target.client if target.local else None,
                 batch=self._batch,
+                recalibrate=target.recalibrate,
             )
             self._pending[self._next] = {
                 **msgspec.structs.asdict(when),
@@ -62,7 +63,7 @@ class Evaluations:
                 "client": target.client,
                 "local": int(target.local),
             }
-            frames = codec.pack(Bundle(target.tensors or {}))
+            frames = codec.pack(Bundle({**(target.tensors or {}), **prefixed(EXTRAS, target.extras)}))
             self._executor.submit(Order(header=header, worker=SERVICE, frames=frames, start_s=when.device_s))
             self._next -= 1
 

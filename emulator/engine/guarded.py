@@ -17,6 +17,7 @@ from torch import Tensor
 from fleetbed.emulator.method.algorithm import (
     Algorithm,
     Arrival,
+    Assignment,
     Client,
     Context,
     Expected,
@@ -81,41 +82,46 @@ class Guarded(Algorithm):
         with _named(self.name, "setup"):
             return self._bundle(self.method.setup(), "setup")
 
-    def send(self, state: Bundle, client: Client, stage: str, task: int) -> Bundle:
-        with _named(self.name, "send"):
-            return self._bundle(self.method.send(state, client, stage, task), "send")
+    def step_down(self, kept: Bundle, client: Client) -> Bundle | None:
+        with _named(self.name, "step_down"):
+            saved = self.method.step_down(kept, client)
+        return None if saved is None else self._bundle(saved, "step_down")
 
-    def work(self, state: Bundle, client: Client, stage: str) -> Work:
+    def send(self, state: Bundle, assignment: Assignment) -> Bundle:
+        with _named(self.name, "send"):
+            return self._bundle(self.method.send(state, assignment), "send")
+
+    def work(self, state: Bundle, assignment: Assignment) -> Work:
         with _named(self.name, "work"):
-            return self._is(self.method.work(state, client, stage), Work, "work")
+            return self._is(self.method.work(state, assignment), Work, "work")
 
     def heaviest(self, state: Bundle, client: Client) -> Work:
         with _named(self.name, "heaviest"):
             return self._is(self.method.heaviest(state, client), Work, "heaviest")
 
-    def client(self, job: Job, stage: str) -> Reply:
-        return self.method.client(job, stage)
+    def client(self, job: Job) -> Reply:
+        return self.method.client(job)
 
-    def expects(self, client: Client, stage: str, sent: Bundle) -> Expected | None:
+    def expects(self, assignment: Assignment, sent: Bundle) -> Expected | None:
         with _named(self.name, "expects"):
-            return self.method.expects(client, stage, sent)
+            return self.method.expects(assignment, sent)
 
-    def objection(self, client: Client, stage: str, message: Bundle) -> str | None:
+    def objection(self, assignment: Assignment, message: Bundle) -> str | None:
         with _named(self.name, "objection"):
-            return self.method.objection(client, stage, message)
+            return self.method.objection(assignment, message)
 
-    def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
+    def merge(self, state: Bundle, arrivals: Sequence[Arrival]) -> Merged:
         with _named(self.name, "merge"):
-            merged = self._is(self.method.merge(state, arrivals, stage, version), Merged, "merge")
+            merged = self._is(self.method.merge(state, arrivals), Merged, "merge")
         self._bundle(merged.state, "merge")
         for name, value in merged.metrics.items():
             if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise self._wrong("merge", f"the metric {name!r}, {type(value).__name__}, where a number is needed")
         return merged
 
-    def server_work(self, state: Bundle, arrivals: Sequence[Arrival], stage: str) -> Work:
+    def server_work(self, state: Bundle, arrivals: Sequence[Arrival]) -> Work:
         with _named(self.name, "server_work"):
-            return self._is(self.method.server_work(state, arrivals, stage), Work, "server_work")
+            return self._is(self.method.server_work(state, arrivals), Work, "server_work")
 
     def targets(self, state: Bundle) -> list[Target]:
         with _named(self.name, "targets"):

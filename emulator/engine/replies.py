@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from fleetbed.emulator.engine.task import Task
+from fleetbed.emulator.engine.task import Task, assignment_of
 from fleetbed.emulator.method.algorithm import Algorithm, Client, Expected
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.wire.messages import Trained, kept_name
@@ -30,7 +30,8 @@ def flaw_in(
     method: Algorithm, task: Task, client: Client, sent: Bundle, answer: Trained, message: Bundle
 ) -> Flaw | None:
     """What is wrong with a reply, if anything is."""
-    expected = method.expects(client, task.stage, sent)
+    assignment = assignment_of(task, client)
+    expected = method.expects(assignment, sent)
     wrong = [*_wrong_work(task, answer)]
     if expected is not None:
         wrong += [*_wrong_tensors(expected, message), *_wrong_values(expected, message)]
@@ -47,7 +48,7 @@ def flaw_in(
         return Flaw("diverged", f"{name} holds a value that is not finite")
     if not math.isfinite(answer.metrics.get("loss", 0.0)):
         return Flaw("diverged", f"the training loss is {answer.metrics['loss']}")
-    objection = method.objection(client, task.stage, message)
+    objection = method.objection(assignment, message)
     return None if objection is None else Flaw("refused", f"an invalid reply: {objection}")
 
 

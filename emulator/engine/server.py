@@ -9,14 +9,14 @@ from fleetbed.emulator.engine.evaluation import Evaluations, Moment
 from fleetbed.emulator.engine.layout import Layout
 from fleetbed.emulator.engine.prepared import Prepared
 from fleetbed.emulator.engine.progress import Progress
-from fleetbed.emulator.engine.task import Task, task_row
+from fleetbed.emulator.engine.task import Task, assignment_of, task_row
 from fleetbed.emulator.method.algorithm import Arrival, Merged
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.records.records import Records, finite
 from fleetbed.emulator.timeline.events import Event, Kind
 from fleetbed.emulator.timeline.plan import server_seconds
 
-Merge = Callable[[Bundle, Sequence[Arrival], str, int], Merged]
+Merge = Callable[[Bundle, Sequence[Arrival]], Merged]
 
 
 class Server:
@@ -56,7 +56,7 @@ class Server:
         tasks = [p.tasks[number] for number in p.merging[0]]
         seconds = 0.0
         if tasks:
-            work = self._method.server_work(p.state, self._arrivals(tasks), tasks[0].stage)
+            work = self._method.server_work(p.state, self._arrivals(tasks))
             seconds = server_seconds(self._device, work)
         p.timeline.add(Event(p.timeline.now_s + seconds, Kind.SERVER_DONE))
 
@@ -66,7 +66,7 @@ class Server:
         tasks = [p.tasks[number] for number in p.merging.pop(0)]
         if not tasks:
             return []
-        result = self._merge(p.state, self._arrivals(tasks), tasks[0].stage, p.version + 1)
+        result = self._merge(p.state, self._arrivals(tasks))
         before, p.state = p.state.tensors, result.state
         p.version += 1
         for task in tasks:
@@ -92,7 +92,7 @@ class Server:
             staleness = p.version - task.base_version
             found.append(
                 Arrival(
-                    client=self._participants[task.client].client,
+                    assignment=assignment_of(task, self._participants[task.client].client),
                     sent=p.sent[task.number],
                     message=self.replies[task.number],
                     staleness=staleness,

@@ -6,7 +6,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from fleetbed.emulator.method.algorithm import Assignment, Client
 from fleetbed.emulator.records.records import finite
+from fleetbed.emulator.timeline.plan import Pace
 from fleetbed.emulator.wire.messages import Trained
 from fleetbed.profiles.types import Device
 
@@ -25,7 +27,7 @@ class Task(Struct, kw_only=True):
     dispatched_s: float
     host_queued_s: float
     plan_s: float = 0.0
-    step_s: float = 0.0
+    paces: tuple[Pace, ...] = ()
     flops: float = 0.0  # of the work that it was planned to do
     waited_s: float | None = None
     bytes_down: int = 0
@@ -113,12 +115,17 @@ class Task(Struct, kw_only=True):
         return load_w * self.compute_s + idle_w * (down_s + up_s)
 
 
+def assignment_of(task: Task, client: Client) -> Assignment:
+    """The task as its method sees it."""
+    return Assignment(client=client, task=task.number, stage=task.stage, round=task.round)
+
+
 #: what only the engine needs; all other fields are columns of the table `tasks`
 NOT_COLUMNS = (
     "number",
     "kept",
     "keep",
-    "step_s",
+    "paces",
     "most_steps",
     "declared_steps",
     "declared_samples",

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from fleetbed.emulator.engine.task import Task
 from fleetbed.emulator.machine.calibration import HostRate
 from fleetbed.emulator.timeline import pacing
-from fleetbed.emulator.timeline.plan import Plan, plan_of
+from fleetbed.emulator.timeline.plan import Pace, Plan, plan_of
 from fleetbed.emulator.timeline.time_scale import TimeScale
 from fleetbed.emulator.wire.messages import Trained
 from fleetbed.models.base import Family, InputSpec
@@ -74,7 +73,7 @@ class Timing(ABC):
 
     def modelled(self, device: Device, variant: str, work: Work) -> Plan:
         """What device and work alone say, the same under every source."""
-        return plan_of(device, self._training.of(variant, work), work.steps)
+        return plan_of(device, self._training.of(variant, work), work)
 
     @abstractmethod
     def plan(self, device: Device, variant: str, work: Work, task: int) -> Plan:
@@ -90,12 +89,10 @@ class Timing(ABC):
 
     def steps(self, device: Device, variant: str, work: Work, task: int, fitting: Callable[[], int]) -> int:
         """To how many steps a task is cut under a policy that takes partial work; `fitting` are in time by plan."""
-        del device, variant, work, task
         return fitting()
 
     def failure(self, task: int) -> tuple[FailureKind, str] | None:
         """How this task is known to fail, whatever happens on the host."""
-        del task
         return None
 
     # the host's side
@@ -107,12 +104,10 @@ class Timing(ABC):
         """
 
     def on_host(self, plan: Plan, variant: str, work: Work) -> OnHost:
-        del variant, work
         return OnHost(load=1.0, expected_s=plan.flops / 1e9)
 
     def on_host_s(self, plan_s: float, full_speed_s: float) -> float:
         """Host seconds of a task that has this plan, and takes so long on this host at full speed."""
-        del plan_s
         return full_speed_s
 
     def frozen(self) -> Timing:
@@ -121,17 +116,14 @@ class Timing(ABC):
 
     def share(self, device: Device, variant: str, work: Work) -> float:
         """The part of a core, hot and alone, that a client fills while it trains."""
-        del device, variant, work
         return 1.0
 
     def slowdown(self, device: Device, variant: str, work: Work) -> float | None:
         """How many times longer the work takes on the device than here; None where that was not measured."""
-        del device, variant, work
         return None
 
     def ceiling_cores(self, share: float) -> float | None:
         """The kernel's ceiling for a client of this share; None: it may take what it gets."""
-        del share
         return None
 
     def capacity(self, cores: int) -> float:
@@ -140,7 +132,6 @@ class Timing(ABC):
 
     def measured_s(self, task: Task, answer: Trained) -> float | None:
         """Device seconds that a task really took; None where its plan is its duration."""
-        del task, answer
         return None
 
     def learn(self, task: Task, answer: Trained) -> None:  # noqa: B027 - most forms have nothing to learn
@@ -155,7 +146,6 @@ class Modelled(Timing):
     steps_down = False  # it would depend on this host's memory, and the timeline must not
 
     def plan(self, device: Device, variant: str, work: Work, task: int) -> Plan:
-        del task
         return self.modelled(device, variant, work)
 
 
@@ -175,7 +165,6 @@ class Enforced(Timing):
         self._smallest_slowdown = 1.0
 
     def plan(self, device: Device, variant: str, work: Work, task: int) -> Plan:
-        del task
         return self.modelled(device, variant, work)
 
     def slowdown(self, device: Device, variant: str, work: Work) -> float:
@@ -206,7 +195,6 @@ class Enforced(Timing):
         return OnHost(load=alone / self._rate.busy_to_alone, expected_s=planned_s, time_scale=scale)
 
     def on_host_s(self, plan_s: float, full_speed_s: float) -> float:
-        del full_speed_s
         return plan_s * self.scale.now
 
     def frozen(self) -> Enforced:
@@ -249,16 +237,15 @@ class Replay(Timing):
         self._recording = recording
 
     def plan(self, device: Device, variant: str, work: Work, task: int) -> Plan:
-        del device
         total_s = self._recording.compute_s.get(task)
         if total_s is None:
             raise FleetbedError(f"the run that is replayed has no duration of task {task}: it ended before that")
         flops = self._training.of(variant, work).flops
-        return Plan(step_s=total_s / max(1, work.steps), total_s=total_s, flops=flops)
+        steps = max(1, work.all_steps)
+        return Plan(paces=(Pace(steps, total_s / steps),), total_s=total_s, flops=flops)
 
     def budget_s(self, device: Device, variant: str, work: Work) -> float:
         """None: what was measured may be longer than a budget allows, and the choice was made then."""
-        del device, variant, work
         return 0.0
 
     def variants(self, chosen: Mapping[int, str | None]) -> dict[int, str | None]:
@@ -266,12 +253,11 @@ class Replay(Timing):
 
     def steps(self, device: Device, variant: str, work: Work, task: int, fitting: Callable[[], int]) -> int:
         """As many as then: durations say nothing of the steps that did not fit."""
-        del device, fitting
 
         def flops_of(steps: int) -> float:
-            return self._training.of(variant, replace(work, steps=steps)).flops
+            return self._training.of(variant, work.cut(steps)).flops
 
-        return 1 + bisect_left(range(1, work.steps), self._recording.flops[task], key=flops_of)
+        return 1 + bisect_left(range(1, work.all_steps), self._recording.flops[task], key=flops_of)
 
     def failure(self, task: int) -> tuple[FailureKind, str] | None:
         return self._recording.failed.get(task)

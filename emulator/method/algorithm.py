@@ -1,9 +1,10 @@
 """The interface of a method: both halves in one class, which knows no clock, process, cap or socket.
 
 A method is a module of `emulator/algorithms/` (or an entry point in the group `fleetbed.algorithms`) with two
-names: `Params`, a frozen type of its parameters, and `Method`, a subclass of `Algorithm`. The server half
-runs in the broker, the client half in the client's process; both are given the same `Context`, neither keeps
-state in `self`: what lasts is in the server's state or in the client's kept state.
+names: `Params`, a frozen type of its parameters, and `Method`, which makes an `Algorithm` from parameters and
+context: a subclass, or a function. The server half runs in the broker, the client half in the client's process. Both
+are given the same `Context`, and neither keeps state in `self`: what lasts is in the server's state or in the client's
+kept state.
 """
 
 from __future__ import annotations
@@ -48,6 +49,16 @@ class Client:
     number: int
     variant: str
     samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """A task as a method sees it before it runs."""
+
+    client: Client
+    task: int = 0  # keys whatever is drawn at random for it
+    stage: str = "train"  # one of `Needs.stages`
+    round: int = 1  # of the policy, from 1: schedules go by it
 
 
 class PublicData(Protocol):
@@ -112,18 +123,33 @@ class Job(Protocol):
     """A task on the device. Randomness comes from `seed(purpose)`, keyed by run seed, client and task."""
 
     context: Context
-    client: Client
+    assignment: Assignment
     message: Bundle
     kept: Bundle | None  # what this client's last committed task kept
+    steps: int  # optimiser steps so far; a policy that takes partial work may end them early
+
+    @property
+    def client(self) -> Client:
+        """The client that does it."""
+        ...
 
     def batches(
-        self, *, epochs: int | None = None, steps: int | None = None, batch: int | None = None
+        self, *, epochs: int | None = None, steps: int | None = None, batch: int | None = None, phase: str = ""
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Mini-batches of the client's data, counted and paced: each is one optimiser step.
 
         Without arguments: as the experiment's `training` says. `steps` draws that many random batches instead
-        of epochs. The last incomplete batch is dropped unless it is the only one.
+        of epochs. The last incomplete batch is dropped unless it is the only one. Calls of one `phase` see the same
+        order, so a task that trains in several phases names them.
         """
+        ...
+
+    def ordered(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The client's data once, in stored order and without augmentation; no optimiser steps."""
+        ...
+
+    def class_counts(self) -> Tensor:
+        """How many samples of each class the client has."""
         ...
 
     def sample(self, count: int, purpose: str) -> tuple[Tensor, Tensor]:
@@ -176,11 +202,15 @@ class Reply:
 class Arrival:
     """A result at the server, in timeline order."""
 
-    client: Client
+    assignment: Assignment
     sent: Bundle  # the snapshot that the client was given
     message: Bundle
     staleness: int = 0  # merges that happened since `sent` was taken
     weight: float = 1.0  # the policy's mixing weight; 1 in rounds
+
+    @property
+    def client(self) -> Client:
+        return self.assignment.client
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +230,8 @@ class Target:
     client: int | None = None
     prefix: str = ""
     local: bool = False  # on that client's own test part instead of the whole test set
+    recalibrate: bool = False  # estimate batch norm's statistics on all clients' training data before
+    extras: dict[str, Tensor] = field(default_factory=dict)  # what `Algorithm.predict` needs besides the model
 
 
 class Algorithm(ABC):
@@ -217,19 +249,23 @@ class Algorithm(ABC):
         """Raise BadInput where parameters, family and data do not go together."""
 
     def reassign(self, clients: Sequence[Client]) -> None:
-        """From now on these are the clients: one that ran out of memory goes on with a smaller variant."""
+        """Take these as the clients from now on: one that ran out of memory goes on with a smaller variant."""
         self.context = replace(self.context, clients=tuple(clients))
+
+    def step_down(self, kept: Bundle, client: Client) -> Bundle | None:
+        """The part of what a client kept that still serves it with its new, smaller variant; None: nothing."""
+        return None
 
     @abstractmethod
     def setup(self) -> Bundle:
         """The server's first state."""
 
     @abstractmethod
-    def send(self, state: Bundle, client: Client, stage: str, task: int) -> Bundle:
-        """What the client is sent; `task` keys whatever is drawn at random."""
+    def send(self, state: Bundle, assignment: Assignment) -> Bundle:
+        """What the client is sent."""
 
     @abstractmethod
-    def work(self, state: Bundle, client: Client, stage: str) -> Work:
+    def work(self, state: Bundle, assignment: Assignment) -> Work:
         """What the task will do."""
 
     def heaviest(self, state: Bundle, client: Client) -> Work:
@@ -237,41 +273,43 @@ class Algorithm(ABC):
 
         `state` is the first one. By default the first task is as heavy as all others.
         """
-        return self.work(state, client, self.needs.stages[0])
+        return self.work(state, Assignment(client=client, stage=self.needs.stages[0]))
 
     @abstractmethod
-    def client(self, job: Job, stage: str) -> Reply:
+    def client(self, job: Job) -> Reply:
         """The client's half, on the device."""
 
-    def expects(self, client: Client, stage: str, sent: Bundle) -> Expected | None:
+    def expects(self, assignment: Assignment, sent: Bundle) -> Expected | None:
         """What the client must send back for `sent`; a reply of another form is refused, so `merge` never sees it.
 
         None: not declared, then only finiteness is checked and `merge` must cope with whatever a client sends.
         """
-        del client, stage, sent
         return None
 
-    def objection(self, client: Client, stage: str, message: Bundle) -> str | None:
+    def objection(self, assignment: Assignment, message: Bundle) -> str | None:
         """What is wrong with the values of a reply that is finite and has the expected form; None: nothing."""
-        del client, stage, message
         return None
 
     @abstractmethod
-    def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
-        """The server's half. `version` counts merges; arrivals are never empty, always as expected and finite."""
+    def merge(self, state: Bundle, arrivals: Sequence[Arrival]) -> Merged:
+        """The server's half. Arrivals are never empty, all of one stage, always as expected and finite."""
 
-    def foresee(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Bundle:
+    def foresee(self, state: Bundle, arrivals: Sequence[Arrival]) -> Bundle:
         """The state after a merge, as far as messages and work depend on it: forecasts continue from it.
 
         By default the merge is carried out. A method whose merges take long leaves out what changes no sizes.
         """
-        return self.merge(state, arrivals, stage, version).state
+        return self.merge(state, arrivals).state
 
-    def server_work(self, state: Bundle, arrivals: Sequence[Arrival], stage: str) -> Work:
+    def server_work(self, state: Bundle, arrivals: Sequence[Arrival]) -> Work:
         """What the merge costs the server; by default one pass over what arrived."""
-        del state, stage
         return Work(server_flops=2.0 * sum(t.numel() for a in arrivals for t in a.message.tensors.values()))
 
     @abstractmethod
     def targets(self, state: Bundle) -> list[Target]:
         """What is evaluated."""
+
+    def predict(self, model: Net, x: Tensor, extras: Tensors) -> Tensor:
+        """The scores of each class for evaluation; `extras` are those of the target."""
+        scores: Tensor = model(x)
+        return scores

@@ -20,7 +20,7 @@ from fleetbed.emulator.method.local_training import Step, batch_norms, foreign_b
 from fleetbed.emulator.method.optimizers import Stepper
 from fleetbed.emulator.method.schedule import batch_of, steps_of
 from fleetbed.emulator.randomness import derive
-from fleetbed.models.base import Family, InputSpec, Net, Tensors
+from fleetbed.models.base import Family, InputSpec, Net, Tensors, input_dtype
 from fleetbed.models.work import Pass, Work
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.types import Count, NonNegative, Positive
@@ -192,6 +192,11 @@ def heaviest(context: Context, client: Client, params: Alignment) -> Work:
     return max(works, key=lambda each: each.steps)
 
 
+def rad_bytes(context: Context, params: Alignment) -> int:
+    """The size of the RAD on the wire."""
+    return params.rad * prod(context.spec.shape) * input_dtype(context.spec).itemsize
+
+
 def rad_pass(params: Alignment) -> Pass:
     """The RAD through a model as it is."""
     return Pass("forward", "features", params.rad)
@@ -222,9 +227,7 @@ def mean_gram(grams: Iterable[Tensor]) -> tuple[Tensors, dict[str, float]]:
 
 def round_of(state: Bundle) -> int:
     """t, which counts the merges of trained models."""
-    round_ = state.values["round"]
-    assert isinstance(round_, int)  # written by setup and merge
-    return round_
+    return state.value("round", int)
 
 
 def epochs_in(context: Context, params: Alignment, state: Bundle) -> int | None:
@@ -234,6 +237,4 @@ def epochs_in(context: Context, params: Alignment, state: Bundle) -> int | None:
 
 def epochs_of(message: Bundle) -> int | None:
     """The epochs that a client is told to train, where they are not the experiment's."""
-    epochs = message.values.get("epochs")
-    assert epochs is None or isinstance(epochs, int)
-    return epochs
+    return message.value("epochs", int) if "epochs" in message.values else None

@@ -12,10 +12,9 @@ run over elements, not tensors. `delta_scale` multiplies all of delta, whatever 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from copy import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from msgspec import Struct
@@ -24,7 +23,7 @@ from torch import Tensor
 from fleetbed.emulator.method.algorithm import (
     Algorithm,
     Arrival,
-    Client,
+    Assignment,
     Context,
     Expected,
     Job,
@@ -34,7 +33,7 @@ from fleetbed.emulator.method.algorithm import (
     Target,
     like,
 )
-from fleetbed.emulator.method.bundle import Bundle, prefixed
+from fleetbed.emulator.method.bundle import Bundle, Value
 from fleetbed.emulator.method.local_training import (
     Step,
     cross_entropy_step,
@@ -64,6 +63,18 @@ class Means(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     delta_scale: Positive = 1.0  # the mean delta is multiplied by it; the released ViT code has 1/epochs
 
 
+class AddOn(Protocol):
+    """What changes the mean delta of a method that averages weights, such as InCo."""
+
+    def check(self) -> None:
+        """Raise BadInput where it does not go with the method, the family or the variants."""
+        ...
+
+    def adjust(self, before: Tensors, moved: Tensors) -> dict[str, float]:
+        """Change `moved`, the weights that the mean delta made of `before`; returns metrics."""
+        ...
+
+
 class Averaging(Algorithm):
     """The base. A method changes the local step, the mean delta, or what is done with it."""
 
@@ -71,24 +82,28 @@ class Averaging(Algorithm):
     apart: bool = False
     weighting: Weighting = "clients"
     delta_scale: float = 1.0
-    #: whether merges move the weights; forecasts do without
-    moves: bool = True
     #: what travels; where it is not all, the rest of each client's model is its own
     sections: frozenset[Section] = ALL_SECTIONS
+    #: whether batch norm's running statistics travel
+    buffers: bool = True
+    add_on: AddOn | None = None
 
     def __init__(self, params: object, context: Context) -> None:
         super().__init__(params, context)
         if isinstance(params, Means):
             self.weighting = params.weighting or self.weighting
             self.delta_scale = params.delta_scale
-        #: called with the weights before and after the mean delta; may change the latter, returns metrics (InCo)
-        self.adjust: Callable[[Tensors, Tensors], dict[str, float]] = _leave
-        self._index: dict[tuple[str, str], dict[str, Index]] = {}
-        self._cuts: tuple[Bundle, dict[str, Tensors]] = (Bundle({}), {})  # of one state, by variant
+        self._index: dict[tuple[str, str, int], dict[str, Index]] = {}
+        self._cuts: tuple[Bundle, dict[tuple[str, int], Tensors]] = (Bundle({}), {})  # of one state
 
     @property
     def needs(self) -> Needs:
-        return Needs(shared_tensors=not self.apart, initial_on_client=self.sections != ALL_SECTIONS)
+        return Needs(shared_tensors=not self.apart, initial_on_client=self.is_partial or not self.buffers)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a part of each client's model stays with it."""
+        return self.sections != ALL_SECTIONS
 
     def check(self) -> None:
         family, variants = self.context.family, self.context.variants
@@ -98,83 +113,128 @@ class Averaging(Algorithm):
                 f"weights across variants ({', '.join(variants)}): choose another family, or fedavg, "
                 f"which averages each variant by itself."
             )
+        if self.add_on is not None:
+            self.add_on.check()
+
+    # the server's half: what is sent
 
     def setup(self) -> Bundle:
         context = self.context.with_initial()
         if self.apart:
-            return Bundle({n: t for v in context.variants for n, t in prefixed(f"{v}/", context.initial(v)).items()})
+            tensors = {self.prefix(v) + n: t for v in context.variants for n, t in context.initial(v).items()}
+            return Bundle(tensors)
         # the family's largest, also where only smaller ones are in use: whatever a client may step down to is a part
         whole = context.variants[0] if len(context.variants) == 1 else context.family.variants[-1]
         return Bundle(gather(context.initial(whole), self.index(whole, whole)), {"whole": whole})
 
-    def send(self, state: Bundle, client: Client, stage: str, task: int) -> Bundle:
-        del stage, task
-        return Bundle(self.cut(state, client.variant))
+    def send(self, state: Bundle, assignment: Assignment) -> Bundle:
+        shift = self.shift(assignment)
+        values: dict[str, Value] = {"shift": shift} if shift else {}
+        return Bundle(self.cut(state, assignment.client.variant, shift), values)
 
-    def work(self, state: Bundle, client: Client, stage: str) -> Work:
-        del state, stage
-        training = self.context.training
+    def shift(self, assignment: Assignment) -> int:
+        """By how much the channel windows of a width family are moved for this task."""
+        return 0
+
+    def work(self, state: Bundle, assignment: Assignment) -> Work:
+        client, training = assignment.client, self.context.training
+        size = self.weight_bytes(client.variant)
         return Work(
             steps=steps_of(client.samples, training),
             batch=batch_of(client.samples, training.batch),
             held_models=1,  # what was received
+            bytes_down=size,
+            bytes_up=size,
         )
 
-    def client(self, job: Job, stage: str) -> Reply:
-        del stage
-        partial = self.sections != ALL_SECTIONS
-        start = {name: t for name, t in job.message.tensors.items() if "/" not in name}
-        if partial:
+    # the client's half
+
+    def client(self, job: Job) -> Reply:
+        start = weights_of(job.message)
+        if self.is_partial or not self.buffers:
             start = {**own_tensors(job), **start}
         model = job.model(start)
         metrics = train(job, model, self.local_step(job, model, start), epochs=self.epochs(job))
+        return self.reply(job, model, start, metrics)
+
+    def reply(self, job: Job, model: Net, start: Tensors, metrics: dict[str, float]) -> Reply:
+        """The trained weights that travel, what goes with them, and what the client keeps."""
+        extras = self.extras(job, model, start)
         tensors = {name: t for name, t in model.state_dict().items() if name in job.message.tensors}
-        message = Bundle({**tensors, **self.extras(job, model)})
-        return Reply(message=message, keep=keep_model(model) if partial else None, metrics=metrics)
+        message = Bundle({**tensors, **extras.tensors}, extras.values)
+        return Reply(message=message, keep=self.kept(job, model, start), metrics=metrics)
 
     def epochs(self, job: Job) -> int | None:
         """The epochs of a task where they are not the experiment's; `work` declares them."""
-        del job
         return None
 
     def local_step(self, job: Job, model: Net, start: Tensors) -> Step:
         """What a client does with a mini-batch; `start` is what the model was before the first one."""
-        del job, start
         return cross_entropy_step(model)
 
-    def extras(self, job: Job, model: Net) -> Tensors:
-        """What a client sends besides its weights. A slash in the name tells it from them; `expects` declares it."""
-        del job, model
-        return {}
+    def extras(self, job: Job, model: Net, start: Tensors) -> Bundle:
+        """What a client sends besides its weights. A slash in a tensor's name tells it from them.
 
-    def expects(self, client: Client, stage: str, sent: Bundle) -> Expected | None:
+        `expects` declares it.
+        """
+        return Bundle()
+
+    def kept(self, job: Job, model: Net, start: Tensors) -> Bundle | None:
+        """What a client keeps: its own model where a part of it does not travel."""
+        return keep_model(model) if self.is_partial else None
+
+    def expects(self, assignment: Assignment, sent: Bundle) -> Expected | None:
         """The weights that were sent, trained."""
-        del client, stage
-        return Expected(tensors=like({name: t for name, t in sent.tensors.items() if "/" not in name}))
+        return Expected(tensors=like(weights_of(sent)))
 
-    def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
-        del stage, version
-        if not self.moves:
-            return Merged(state=state)
+    # the server's half: what is made of the results
+
+    def merge(self, state: Bundle, arrivals: Sequence[Arrival]) -> Merged:
         if self.apart:
             state = self._with_new_variants(state, arrivals)
         before = state.tensors
-        moved = {name: _moved(before[name], parts) for name, parts in self._held(state, arrivals).items()}
+        moved = {
+            name: _moved(before[name], parts)
+            for name, parts in self._held(state, self.incoming(state, arrivals)).items()
+        }
         if self.delta_scale != 1:
             for name, tensor in moved.items():
                 if tensor.is_floating_point():
                     torch.lerp(before[name], tensor, self.delta_scale, out=tensor)
-        metrics = self.adjust(before, moved)
+        metrics = {} if self.add_on is None else self.add_on.adjust(before, moved)
         for name, tensor in moved.items():
             if name.endswith("running_var"):
                 tensor.clamp_(min=0)
-        return Merged(state=Bundle({**before, **moved}, state.values), metrics=metrics)
+        merged = Bundle({**before, **moved}, state.values)
+        return Merged(state=self.remember(merged, arrivals), metrics={**metrics, **self.metrics(state, arrivals)})
 
-    def foresee(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Bundle:
+    def foresee(self, state: Bundle, arrivals: Sequence[Arrival]) -> Bundle:
         """All that a merge does but moving the weights, whose sizes stay."""
-        still = copy(self)
-        still.moves = False
-        return still.merge(state, arrivals, stage, version).state
+        return self.remember(self._with_new_variants(state, arrivals) if self.apart else state, arrivals)
+
+    def incoming(self, state: Bundle, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
+        """The arrivals as they are averaged; a method may change their weights first."""
+        return arrivals
+
+    def omega(self, arrival: Arrival) -> float:
+        """The weight of a client in the mean."""
+        return float(arrival.client.samples) if self.weighting == "samples" else 1.0
+
+    def factors(self, name: str, holders: Sequence[Arrival]) -> Sequence[float]:
+        """What each holder's change of a tensor is multiplied by, beside the policy's weight and `omega`."""
+        return [1.0] * len(holders)
+
+    def mask(self, arrival: Arrival, name: str) -> Tensor | None:
+        """Which elements of an arrival's tensor count, as ones and zeros that broadcast to it; None: all."""
+        return None
+
+    def remember(self, state: Bundle, arrivals: Sequence[Arrival]) -> Bundle:
+        """The state, whose weights have moved, with what the method keeps beside them."""
+        return state
+
+    def metrics(self, state: Bundle, arrivals: Sequence[Arrival]) -> dict[str, float]:
+        """What the method reports of a merge; `state` is the one before it."""
+        return {}
 
     def _with_new_variants(self, state: Bundle, arrivals: Sequence[Arrival]) -> Bundle:
         """A client may have stepped down to a variant that nobody had: what it was sent begins that model."""
@@ -187,69 +247,107 @@ class Averaging(Algorithm):
 
     def _held(self, state: Bundle, arrivals: Sequence[Arrival]) -> dict[str, list[_Part]]:
         """What came in for every tensor that somebody held, by its name in the state."""
-        held: dict[str, list[_Part]] = {}
+        held: dict[str, list[tuple[Arrival, str, Index]]] = {}
         for a in arrivals:
-            variant = a.client.variant
-            omega = float(a.client.samples) if self.weighting == "samples" else 1.0
-            for name, rows in self.index(variant, self.whole(state, variant)).items():
-                part = _Part(a.message.tensors[name], a.sent.tensors[name], omega, a.weight * omega, rows)
-                held.setdefault(self.prefix(variant) + name, []).append(part)
-        return held
+            variant, shift = a.client.variant, self.shift_of(a.sent)
+            for name, rows in self.index(variant, self.whole(state, variant), shift).items():
+                held.setdefault(self.place(variant, name), []).append((a, name, rows))
+        parts: dict[str, list[_Part]] = {}
+        for place, those in held.items():
+            factors = self.factors(place, [a for a, _, _ in those])
+            parts[place] = [
+                _Part(
+                    a.message.tensors[name],
+                    a.sent.tensors[name],
+                    self.omega(a),
+                    a.weight * self.omega(a) * factor,
+                    rows,
+                    self.mask(a, name),
+                )
+                for (a, name, rows), factor in zip(those, factors, strict=True)
+            ]
+        return parts
 
     def targets(self, state: Bundle) -> list[Target]:
-        if self.sections != ALL_SECTIONS:
+        if self.is_partial:
             own = own_targets(self.context)
             return [replace(target, tensors=self.cut(state, target.variant)) for target in own]
         return [Target(name=v, variant=v, tensors=self.cut(state, v)) for v in self.context.variants]
 
-    def cut(self, state: Bundle, variant: str) -> Tensors:
+    # which part of the server's weights a variant holds
+
+    def cut(self, state: Bundle, variant: str, shift: int = 0) -> Tensors:
         """The tensors of a variant: the same ones for all its clients, so that they are cut, sent and merged as one."""
         if self.apart:
             return state.under(self.prefix(variant)) or self.context.initial(variant)
         if self._cuts[0] is not state:
             self._cuts = (state, {})
         cuts = self._cuts[1]
-        if variant not in cuts:
-            cuts[variant] = gather(state.tensors, self.index(variant, self.whole(state, variant)))
-        return dict(cuts[variant])
+        if (variant, shift) not in cuts:
+            index = self.index(variant, self.whole(state, variant), shift)
+            full = {name: state.tensors[self.place(variant, name)] for name in index}
+            cuts[variant, shift] = gather(full, index)
+        return dict(cuts[variant, shift])
 
     def prefix(self, variant: str) -> str:
         """What leads the names of the variant's tensors in the state."""
         return f"{variant}/" if self.apart else ""
 
+    def place(self, variant: str, name: str) -> str:
+        """The name in the state of a tensor of the variant."""
+        return self.prefix(variant) + name
+
     def whole(self, state: Bundle, variant: str) -> str:
         """The variant whose tensors the state holds in full."""
-        return variant if self.apart else str(state.values["whole"])
+        return variant if self.apart else state.value("whole", str)
 
-    def index(self, variant: str, whole: str) -> dict[str, Index]:
+    def shift_of(self, sent: Bundle) -> int:
+        """The shift of the windows that were sent."""
+        return sent.value("shift", int) if "shift" in sent.values else 0
+
+    def index(self, variant: str, whole: str, shift: int = 0) -> dict[str, Index]:
         """Which part of which tensor of `whole` the variant holds, of those that travel."""
-        if (variant, whole) not in self._index:
+        key = (variant, whole, shift)
+        if key not in self._index:
             family = self.context.family.narrow((variant, whole))
-            index = family.index(variant, self.context.spec)
             net = family.outline(variant, self.context.spec)
-            self._index[variant, whole] = {n: i for n, i in index.items() if net.section(n) in self.sections}
-        return self._index[variant, whole]
+            index = family.index(variant, self.context.spec, shift)
+            self._index[key] = {name: rows for name, rows in index.items() if self.travels(net, name)}
+        return self._index[key]
+
+    def travels(self, net: Net, name: str) -> bool:
+        """Whether a tensor of the model is sent at all."""
+        return net.section(name) in self.sections and (self.buffers or name in dict(net.named_parameters()))
+
+    def weight_bytes(self, variant: str) -> int:
+        """The size of the variant's weights on the wire."""
+        net = self.context.family.outline(variant, self.context.spec)
+        tensors = net.state_dict()
+        return sum(t.numel() * t.element_size() for name, t in tensors.items() if self.travels(net, name))
 
 
-def _leave(before: Tensors, moved: Tensors) -> dict[str, float]:
-    del before, moved
-    return {}
+def weights_of(message: Bundle) -> Tensors:
+    """The weights in a message, without what goes with them."""
+    return {name: tensor for name, tensor in message.tensors.items() if "/" not in name}
 
 
 class _Part(NamedTuple):
-    """What one client says about one tensor: `scale` is omega times the policy's weight."""
+    """What one client says about one tensor: `scale` is omega times the policy's weight and the method's factor."""
 
     after: Tensor
     sent: Tensor
     omega: float
     scale: float
     rows: Index
+    mask: Tensor | None
 
 
 def _moved(full: Tensor, parts: list[_Part]) -> Tensor:
     """One tensor after the mean change, as a fresh tensor: the mean itself, if this is what all were sent."""
     if not full.is_floating_point():  # a counter: it becomes the largest
         return torch.stack([full, *(p.after for p in parts)]).amax(0)
+    if any(p.mask is not None for p in parts):
+        return _mean_masked_change(full, parts).add_(full)
     if _were_all_sent(full, parts):
         return _mean_after(parts)
     is_whole = all(rows is None for p in parts for rows in p.rows)
@@ -261,6 +359,16 @@ def _were_all_sent(tensor: Tensor, parts: list[_Part]) -> bool:
     return all(
         p.scale == p.omega and p.sent.data_ptr() == tensor.data_ptr() and p.sent.shape == tensor.shape for p in parts
     )
+
+
+def _mean_masked_change(full: Tensor, parts: list[_Part]) -> Tensor:
+    """The mean of the changes over those whose element counts; where nobody's does, 0."""
+    change, mass = torch.zeros(full.shape), torch.zeros(full.shape)
+    for p in parts:
+        mask = torch.ones(()) if p.mask is None else p.mask
+        scatter_add({"": change}, {"": (p.after - p.sent) * mask * p.scale}, {"": p.rows})
+        scatter_add({"": mass}, {"": (mask * p.omega).expand(p.after.shape)}, {"": p.rows})
+    return change.div_(mass.clamp_(min=LEAST_MASS))
 
 
 def _mean_change_by_element(full: Tensor, parts: list[_Part]) -> Tensor:

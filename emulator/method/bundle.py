@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T", bool, int, float, str)
 Scalar = bool | int | float | str | None
 Value = Scalar | list[Scalar]
 
@@ -19,6 +21,12 @@ class Bundle:
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
+
+    def value(self, name: str, kind: type[T]) -> T:
+        """The scalar of this name, which whoever wrote it made of this kind."""
+        value = self.values[name]
+        assert isinstance(value, kind), f"{name} is {value!r}, not of type {kind.__name__}"
+        return value
 
     def nbytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.tensors.values())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fleetbed.emulator.data import Dataset
-from fleetbed.emulator.method.algorithm import Client, Context
+from fleetbed.emulator.method.algorithm import Assignment, Client, Context
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.optimizers import Stepper, make_optimizer
 from fleetbed.emulator.method.schedule import batch_of
@@ -29,45 +29,45 @@ class LocalJob:
         self,
         *,
         context: Context,
-        client: Client,
+        assignment: Assignment,
         message: Bundle,
         kept: Bundle | None,
-        task: int,
         dataset: Dataset,
         indices: np.ndarray,
         pacer: StepPacer | None = None,
         device: str = "cpu",
-        round_: int = 1,
         most_steps: int | None = None,
     ) -> None:
         self.context = context
-        self.client = client
+        self.assignment = assignment
         self.message = message
         self.kept = kept
         self.steps = 0
         self.samples = 0
-        self._task = task
         self._dataset = dataset
         self._indices = indices
         self._pacer = pacer
-        self._round = round_
         self._most_steps = most_steps
         self._device = device
 
+    @property
+    def client(self) -> Client:
+        return self.assignment.client
+
     def batches(
-        self, *, epochs: int | None = None, steps: int | None = None, batch: int | None = None
+        self, *, epochs: int | None = None, steps: int | None = None, batch: int | None = None, phase: str = ""
     ) -> Iterator[tuple[Tensor, Tensor]]:
         training = self.context.training
         size = batch_of(len(self._indices), batch or training.batch)
         if steps is None:
             limit = training.max_steps if epochs is None else None
-            order = self._epochs(epochs or training.epochs, size, limit)
+            order = self._epochs(epochs or training.epochs, size, limit, f"order{phase}")
         else:
-            order = self._random(steps, size)
+            order = self._random(steps, size, f"order{phase}")
         for rows in order:
             if self.steps == self._most_steps:
                 return
-            augment = numpy_rng(self.context.seed, self.client.number, self._task, "augment", self.steps)
+            augment = numpy_rng(self.context.seed, self.client.number, self.assignment.task, "augment", self.steps)
             # batch norm cannot take a batch of one: a lone sample is shown twice
             yield self._batch(rows if len(rows) > 1 else np.repeat(rows, 2), augment)
             self.steps += 1
@@ -75,8 +75,16 @@ class LocalJob:
             if self._pacer is not None:
                 self._pacer.step()
 
-    def _epochs(self, epochs: int, size: int, limit: int | None) -> Iterator[np.ndarray]:
-        rng = self._rng("order")
+    def ordered(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, len(self._indices), batch):
+            yield self._batch(self._indices[start : start + batch], None)
+
+    def class_counts(self) -> Tensor:
+        labels = self._dataset.y_train[self._indices]
+        return torch.from_numpy(np.bincount(labels, minlength=self.context.spec.classes))
+
+    def _epochs(self, epochs: int, size: int, limit: int | None, purpose: str) -> Iterator[np.ndarray]:
+        rng = self._rng(purpose)
         made = 0
         for _ in range(epochs):
             shuffled = rng.permutation(self._indices)
@@ -86,8 +94,8 @@ class LocalJob:
                 made += 1
                 yield shuffled[start : start + size]
 
-    def _random(self, steps: int, size: int) -> Iterator[np.ndarray]:
-        rng = self._rng("order")
+    def _random(self, steps: int, size: int, purpose: str) -> Iterator[np.ndarray]:
+        rng = self._rng(purpose)
         for _ in range(steps):
             yield rng.choice(self._indices, size, replace=False)
 
@@ -108,13 +116,13 @@ class LocalJob:
         return model if self._device == "cpu" else model.to(self._device)
 
     def optimizer(self, model: Net) -> Stepper:
-        return make_optimizer(self.context.training.optimizer_in(self._round), model)
+        return make_optimizer(self.context.training.optimizer_in(self.assignment.round), model)
 
     def seed(self, purpose: str) -> int:
-        return derive(self.context.seed, self.client.number, self._task, purpose)
+        return derive(self.context.seed, self.client.number, self.assignment.task, purpose)
 
     def generator(self, purpose: str) -> torch.Generator:
-        return torch_rng(self.context.seed, self.client.number, self._task, purpose)
+        return torch_rng(self.context.seed, self.client.number, self.assignment.task, purpose)
 
     def _rng(self, purpose: str) -> np.random.Generator:
-        return numpy_rng(self.context.seed, self.client.number, self._task, purpose)
+        return numpy_rng(self.context.seed, self.client.number, self.assignment.task, purpose)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,10 +30,12 @@ def train(
     epochs: int | None = None,
     steps: int | None = None,
     batch: int | None = None,
+    phase: str = "",
 ) -> dict[str, float]:
     """Run `step` on every mini-batch; the metrics hold the mean of what it returns."""
     optimizer = optimizer or job.optimizer(model)
-    losses = [float(step(optimizer, x, y)) for x, y in job.batches(epochs=epochs, steps=steps, batch=batch)]
+    batches = job.batches(epochs=epochs, steps=steps, batch=batch, phase=phase)
+    losses = [float(step(optimizer, x, y)) for x, y in batches]
     return {"loss": sum(losses) / len(losses)} if losses else {}
 
 
@@ -86,6 +88,27 @@ def foreign_batch(model: nn.Module, own_statistics: bool = True) -> Iterator[Non
     finally:
         for norm, (tracking, training) in zip(norms, before, strict=True):
             norm.track_running_stats, norm.training = tracking, training
+
+
+@torch.no_grad()
+def recalibrate(model: nn.Module, batches: Iterable[Tensor]) -> None:
+    """Set batch norm's running statistics to the mean of those of the batches; nothing else changes."""
+    norms: list[Any] = batch_norms(model)
+    if not norms:
+        return
+    was_training = model.training
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # a plain mean over the batches
+    model.eval()
+    for norm in norms:
+        norm.train()
+    for x in batches:
+        model(x)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    model.train(was_training)
 
 
 def own_tensors(job: Job) -> Tensors:

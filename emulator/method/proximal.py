@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from fleetbed.emulator.method.algorithm import Client, Job
+from fleetbed.emulator.method.algorithm import Assignment, Job
 from fleetbed.emulator.method.averaging import Averaging
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.local_training import Step, cross_entropy_step, proximal
@@ -17,9 +17,8 @@ class Proximal(Averaging):
 
     mu: float
 
-    def work(self, state: Bundle, client: Client, stage: str) -> Work:
-        return replace(super().work(state, client, stage), parameter_passes=2 if self.mu else 0)
+    def work(self, state: Bundle, assignment: Assignment) -> Work:
+        return replace(super().work(state, assignment), parameter_passes=2 if self.mu else 0)
 
     def local_step(self, job: Job, model: Net, start: Tensors) -> Step:
-        del job
         return cross_entropy_step(model, proximal(model, start, self.mu))

@@ -17,18 +17,20 @@ from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.data import Dataset, Split, open_dataset
 from fleetbed.emulator.machine import heap, host
 from fleetbed.emulator.machine.calibration import spread
-from fleetbed.emulator.method.algorithm import Algorithm, Client, Context, Reply, Target
+from fleetbed.emulator.method.algorithm import Algorithm, Assignment, Client, Context, Reply, Target
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.context import make_context
 from fleetbed.emulator.method.job import LocalJob, StepPacer
+from fleetbed.emulator.method.local_training import recalibrate
 from fleetbed.emulator.method.optimizers import make_optimizer
 from fleetbed.emulator.method.schedule import batch_of
 from fleetbed.emulator.method.targets import target_tensors
 from fleetbed.emulator.processes.forking import one_thread
 from fleetbed.emulator.randomness import derive
-from fleetbed.emulator.wire.messages import Evaluate, Evaluated, Measure, Measured, Setup, Train, kept_name
+from fleetbed.emulator.wire.messages import EXTRAS, Evaluate, Evaluated, Measure, Measured, Setup, Train, kept_name
 from fleetbed.emulator.wire.storage import load_bundle, save_bundle
 from fleetbed.models.base import Net
+from fleetbed.models.work import through
 
 #: a reference time is the median of at least so many repetitions that together take at least so long
 MEASURE_REPETITIONS, MEASURE_SECONDS = 7, 0.5
@@ -90,18 +92,20 @@ class TaskRunner:
         """The client's half of a task; `device` is where its tensors live while it trains."""
         kept = self.kept(order.kept)
         indices = self.split.train[order.client]
-        client = Client(order.client, order.variant, len(indices))
         job = LocalJob(
             context=self.context,
-            client=client,
+            assignment=Assignment(
+                client=Client(order.client, order.variant, len(indices)),
+                task=order.task,
+                stage=order.stage,
+                round=order.round,
+            ),
             message=message.to(device),
             kept=None if kept is None else kept.to(device),
             device=device,
-            task=order.task,
             dataset=self.dataset,
             indices=indices,
             pacer=pacer,
-            round_=order.round,
             most_steps=order.most_steps,
         )
         # dropout and other layers draw from torch's global stream: keyed too, so that no other task shifts it
@@ -109,7 +113,7 @@ class TaskRunner:
             torch.default_generator.manual_seed(job.seed("model"))
         else:
             torch.manual_seed(job.seed("model"))
-        return self.method.client(job, order.stage), job
+        return self.method.client(job), job
 
     def keep(self, order: Train, keep: Bundle | None) -> str | None:
         """Store what the client keeps, as a file of this task; the broker commits its name with the merge."""
@@ -120,9 +124,13 @@ class TaskRunner:
         return name
 
     def evaluate(self, order: Evaluate, message: Bundle) -> Evaluated:
-        target = Target(name="", variant=order.variant, prefix=order.prefix, tensors=message.tensors)
+        extras = message.under(EXTRAS)
+        own = {name: tensor for name, tensor in message.tensors.items() if not name.startswith(EXTRAS)}
+        target = Target(name="", variant=order.variant, prefix=order.prefix, tensors=own)
         tensors = target_tensors(target, self.context, self.kept(order.kept))
         model = self.context.family.load(order.variant, self.context.spec, tensors, "the model to evaluate").eval()
+        if order.recalibrate:
+            recalibrate(model, (self.dataset.batch("train", rows, None)[0] for rows in self._all_training(order.batch)))
         if order.local_client is None:
             rows = np.arange(len(self.dataset.y_test))
         else:
@@ -131,11 +139,16 @@ class TaskRunner:
         with torch.inference_mode():
             for start in range(0, len(rows), order.batch):
                 x, y = self.dataset.batch("test", rows[start : start + order.batch], None)
-                logits = model(x)
+                logits = self.method.predict(model, x, extras)
                 right += int((logits.argmax(1) == y).sum())
                 loss += float(F.cross_entropy(logits, y, reduction="sum"))
         count = max(1, len(rows))
         return Evaluated(task=order.task, samples=len(rows), accuracy=right / count, loss=loss / count)
+
+    def _all_training(self, batch: int) -> list[np.ndarray]:
+        """The training data of all clients, in slices."""
+        rows = np.concatenate(self.split.train)
+        return np.array_split(rows, -(-len(rows) // batch))
 
     def measure(self, order: Measure) -> Measured:
         """The reference time of a pass: hot, and (the broker sees to it) alone."""
@@ -170,9 +183,10 @@ class TaskRunner:
         y = torch.randint(spec.classes, (order.samples,))
         optimizer = make_optimizer(self.context.training.optimizer, model)
         anchor = [p.detach().clone() for p in model.parameters()] if order.kind == "parameters" else []
+        before = {"intermediate": model.extract, "classifier": model.features}
         with torch.no_grad():
-            s = model.extract(x) if order.part == "intermediate" else x
-        run = {"all": model.forward, "features": model.features, "intermediate": model.intermediate}[order.part]
+            s = before[order.part](x) if order.part in before else x
+        run = through(model, order.part)
 
         def parameters() -> None:
             with torch.no_grad():
@@ -185,7 +199,8 @@ class TaskRunner:
 
         def train() -> None:
             out = run(s)
-            loss = F.cross_entropy(out, y) if order.part == "all" else out.square().mean()
+            is_logits = order.part in ("all", "classifier")
+            loss = F.cross_entropy(out, y) if is_logits else out.square().mean()
             loss.backward()
             if order.optimise:
                 optimizer.step()

@@ -89,7 +89,7 @@ def _train(workplace: TaskRunner, order: Train, frames: Frames, group: Group | N
     message = codec.unpack(shared_memory.received(shared, order.slot, frames))
     throttled_before = group.usage().throttled_s if group is not None else None
     cpu_before, start = time.process_time(), time.monotonic()
-    pacer = Pacer(order.pace_step_s) if order.pace_total_s else None
+    pacer = Pacer(order.paces) if order.pace_total_s else None
     reply, job = workplace.train(order, message, pacer, group.device if group is not None else "cpu")
     if pacer is not None:
         pacer.finish(order.pace_total_s)

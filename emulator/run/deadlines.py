@@ -10,11 +10,12 @@ import msgspec
 
 from fleetbed.emulator.engine.layout import Layout
 from fleetbed.emulator.engine.participant import Participant
+from fleetbed.emulator.method.algorithm import Assignment
 from fleetbed.emulator.run.fitting import fit
 from fleetbed.emulator.run.preparation import Fresh
 from fleetbed.emulator.timeline.network import transfer_s
 from fleetbed.emulator.wire import codec
-from fleetbed.models.cost.choose import transfer_seconds
+from fleetbed.models.cost.choose import round_bytes, transfer_seconds
 from fleetbed.models.work import Work
 from fleetbed.profiles.errors import BadInput
 
@@ -81,7 +82,8 @@ def _budget(layout: Layout, prepared: Fresh, kind: str) -> str | None:
         if who.spec.kind == kind:
             work = prepared.method.heaviest(prepared.state, who.client)
             plan_s = prepared.timing.modelled(who.spec.device, who.client.variant, work).total_s
-            sent_s = transfer_seconds(who.spec.link, prepared.choices[who.spec.number].cost.state_bytes)
+            size = prepared.choices[who.spec.number].cost.state_bytes
+            sent_s = transfer_seconds(who.spec.link, *round_bytes(work, size))
             beside_s = max(beside_s, _seconds(layout, prepared, who, work) - plan_s - sent_s)
     if beside_s >= deadline_s:
         return None
@@ -111,21 +113,27 @@ def _deadline_s(layout: Layout) -> float | None:
 
 
 def _first_work(prepared: Fresh) -> Callable[[Participant], Work]:
-    stage = prepared.method.needs.stages[0]
-    return lambda who: prepared.method.work(prepared.state, who.client, stage)
+    return lambda who: prepared.method.work(prepared.state, _first(prepared, who))
+
+
+def _first(prepared: Fresh, who: Participant) -> Assignment:
+    return Assignment(client=who.client, stage=prepared.method.needs.stages[0])
 
 
 def _seconds(layout: Layout, prepared: Fresh, who: Participant, work: Work, *, answered: bool = True) -> float:
-    """What a client alone needs for a task: download, plan, and an upload as large, or one of nothing.
+    """What a client alone needs for a task: download, plan, and the upload that it declares, or one of nothing.
 
     What a trace allows is not known beforehand: then only the latency counts.
     """
     plan = prepared.timing.modelled(who.spec.device, who.client.variant, work)
-    compute_s = plan.step_s if layout.config.policy.partial else plan.total_s
-    message = prepared.method.send(prepared.state, who.client, prepared.method.needs.stages[0], 0)
-    size_bytes = codec.size_of(codec.pack(message)) if layout.rates is None else 0
+    compute_s = plan.first_s(1) if layout.config.policy.partial else plan.total_s
+    message = prepared.method.send(prepared.state, _first(prepared, who))
+    size_bytes = codec.size_of(codec.pack(message))
+    up_bytes = size_bytes if work.bytes_up is None else work.bytes_up
+    if layout.rates is not None:
+        size_bytes = up_bytes = 0
     link, server = who.spec.link, layout.server_link
-    up_s = transfer_s(link, server, size_bytes if answered else 0, up=True)
+    up_s = transfer_s(link, server, up_bytes if answered else 0, up=True)
     return transfer_s(link, server, size_bytes, up=False) + compute_s + up_s
 
 

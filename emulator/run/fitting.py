@@ -116,7 +116,8 @@ def try_out(layout: Layout, choices: dict[int, Choice], trial: Trial) -> dict[in
         if choice.variant is None:
             continue
         works = [method.of(spec)(choice.variant) for method in methods]
-        samples = max(work.batch + sum(extra.samples for extra in work.each_step) for work in works)
+        phases = [phase for work in works for phase in work.phases]
+        samples = max(phase.batch + sum(extra.samples for extra in phase.each_step) for phase in phases)
         key = (spec.device.cap_mib, choice.variant, samples)
         if key not in found:
             known = (choice.variant, samples) in fits

@@ -130,14 +130,15 @@ def _loop(layout: Layout, prepared: Fresh, short: ShortTasks, watch: Observer) -
         timing=prepared.timing.frozen(),  # nothing is measured here
     )
 
-    def merge(state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
-        return Merged(state=own.method.foresee(state, arrivals, stage, version))
+    def merge(state: Bundle, arrivals: Sequence[Arrival]) -> Merged:
+        return Merged(state=own.method.foresee(state, arrivals))
 
     with closing(Records(Path(":memory:"))) as records:
         progress = first_progress(layout, own)
         short.tasks = progress.tasks
         engine = Engine(
             layout=layout,
+            folder=short.folder,
             prepared=own,
             executor=short,
             evaluations=Evaluations(short, records, layout.config.experiment.evaluation.batch),

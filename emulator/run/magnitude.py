@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from fleetbed.emulator.engine.layout import Layout
 from fleetbed.emulator.run.preparation import Fresh
+from fleetbed.models.cost.choose import round_bytes
 from fleetbed.profiles.errors import BadInput
 
 #: of one round; the timeline handles some ten thousand a second
@@ -49,9 +50,9 @@ def _comings_and_goings(layout: Layout) -> Iterator[tuple[str, float]]:
 
 
 def _transfer_s(layout: Layout, number: int, prepared: Fresh) -> float:
-    """How long the model takes down and up again, at the trace's mean rate or the link's own."""
-    bits = 8.0 * prepared.choices[number].cost.state_bytes
+    """How long a task's messages take down and up again, at the trace's mean rate or the link's own."""
+    down, up = round_bytes(prepared.participants[number].heaviest, prepared.choices[number].cost.state_bytes)
     if layout.rates is not None:
-        return 2 * bits / layout.rates.mean_bit_s(number)
+        return 8.0 * (down + up) / layout.rates.mean_bit_s(number)
     link = layout.specs[number].link
-    return bits / (1e6 * link.down_mbit_s) + bits / (1e6 * link.up_mbit_s)
+    return 8.0 * down / (1e6 * link.down_mbit_s) + 8.0 * up / (1e6 * link.up_mbit_s)

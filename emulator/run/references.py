@@ -30,12 +30,14 @@ class Reference(Struct, frozen=True):
 
 def references(variant: str, work: Work) -> Iterator[tuple[Reference, int]]:
     """The passes that a task is made of, each with how often it occurs."""
-    if work.steps:
-        yield Reference(variant, "train", "all", work.batch, optimise=True), work.steps
-        for extra in work.each_step:
-            yield _reference(variant, extra), work.steps
-        if work.parameter_passes:
-            yield Reference(variant, "parameters", "all", 1), work.steps * work.parameter_passes
+    for phase in work.phases:
+        if not phase.steps:
+            continue
+        yield Reference(variant, "train", phase.trains, phase.batch, optimise=True), phase.steps
+        for extra in phase.each_step:
+            yield _reference(variant, extra), phase.steps
+        if phase.parameter_passes:
+            yield Reference(variant, "parameters", "all", 1), phase.steps * phase.parameter_passes
     for extra in work.once:
         yield _reference(variant, extra), 1
 

@@ -184,6 +184,7 @@ class _Run:
         evaluations = Evaluations(fleet.executor, self._records, experiment.evaluation.batch)
         engine = Engine(
             layout=self._layout,
+            folder=self._folder,
             prepared=prepared,
             executor=fleet.executor,
             evaluations=evaluations,

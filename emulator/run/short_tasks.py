@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -69,11 +70,15 @@ class ShortTasks:
         made._known = other._known
         return made
 
+    @property
+    def folder(self) -> Path:
+        return self._workplace.folder
+
     def submit(self, order: Order) -> None:
         self._orders[order.task] = order
         if isinstance(order.header, Train):
             task, short = self.tasks[order.task], self._short(order.header, order)
-            steps = task.plan_s / task.step_s if task.step_s else 0.0
+            steps = task.plan_s / task.paces[0].step_s if task.paces else 0.0  # as many of the first kind
             self.host_s[order.task] = steps * short.step_s + short.beside_s
             if steps and short.step_s:
                 self.rates[task.variant] = task.flops / steps / short.step_s

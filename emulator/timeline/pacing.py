@@ -7,9 +7,11 @@ fills a share of 1 / (slowdown x time_scale) of a core, and sleeps through the r
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from fleetbed.emulator.timeline.plan import Pace
 from fleetbed.profiles.errors import HostCannot
 from fleetbed.profiles.types import Device
 
@@ -28,19 +30,19 @@ class Pacer:
 
     def __init__(
         self,
-        step_s: float,
+        paces: Sequence[Pace],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._step_s = step_s
+        self._step_s = itertools.chain.from_iterable(itertools.repeat(pace.step_s, pace.steps) for pace in paces)
         self._clock, self._sleep = clock, sleep
         self._start = clock()
-        self._steps = 0
+        self._planned_s = 0.0  # of the steps before the last one
 
     def step(self) -> None:
         """After each optimiser step."""
-        self._sleep_until(self._start + self._steps * self._step_s)
-        self._steps += 1
+        self._sleep_until(self._start + self._planned_s)
+        self._planned_s += next(self._step_s, 0.0)
 
     def finish(self, total_s: float) -> float:
         """After the whole task, planned to take `total_s`; gives the seconds that it took."""

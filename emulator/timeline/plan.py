@@ -10,18 +10,42 @@ from fleetbed.models.work import Work
 from fleetbed.profiles.types import Device
 
 
-class Plan(Struct, frozen=True, kw_only=True):
-    """Device seconds of a task: `step_s` for each optimiser step, `total_s` in all. A plan is a floor."""
+class Pace(Struct, frozen=True, array_like=True):
+    """`steps` optimiser steps that take `step_s` seconds each."""
 
+    steps: int
     step_s: float
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """Device seconds of a task: of the optimiser steps of each phase, and `total_s` in all. A plan is a floor."""
+
+    paces: tuple[Pace, ...]
     total_s: float
     flops: float
 
+    @property
+    def steps_s(self) -> float:
+        """The seconds of all steps."""
+        return sum(pace.steps * pace.step_s for pace in self.paces)
 
-def plan_of(device: Device, cost: Cost, steps: int) -> Plan:
-    step_s = compute_seconds(device, cost.step) if steps else 0.0
+    def first_s(self, steps: int) -> float:
+        """The seconds of the first `steps` steps."""
+        seconds, left = 0.0, steps
+        for pace in self.paces:
+            seconds += min(left, pace.steps) * pace.step_s
+            left -= min(left, pace.steps)
+        return seconds
+
+
+def plan_of(device: Device, cost: Cost, work: Work) -> Plan:
+    paces = tuple(
+        Pace(phase.steps, compute_seconds(device, step))
+        for phase, step in zip(work.phases, cost.steps, strict=True)
+        if phase.steps
+    )
     total_s = compute_seconds(device, cost.operations)
-    return _throttled(Plan(step_s=step_s, total_s=total_s, flops=cost.flops), device)
+    return _throttled(Plan(paces=paces, total_s=total_s, flops=cost.flops), device)
 
 
 def server_seconds(device: Device, work: Work) -> float:
@@ -35,5 +59,6 @@ def _throttled(plan: Plan, device: Device) -> Plan:
     if throttle is None or plan.total_s <= throttle.after_s:
         return plan
     total_s = throttle.after_s + (plan.total_s - throttle.after_s) / throttle.rate
-    # the steps are paced evenly; only their sum is the plan's
-    return Plan(step_s=plan.step_s * total_s / plan.total_s, total_s=total_s, flops=plan.flops)
+    # the heat is spread evenly over the steps; only their sum is the plan's
+    paces = tuple(Pace(pace.steps, pace.step_s * total_s / plan.total_s) for pace in plan.paces)
+    return Plan(paces=paces, total_s=total_s, flops=plan.flops)

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from fleetbed.emulator.limits.plan import Cap, LimitPlan
 from fleetbed.emulator.method.algorithm import Client
+from fleetbed.emulator.timeline.plan import Pace
 from fleetbed.models.work import Part
 from fleetbed.profiles.experiment import RunConfig
 
@@ -38,7 +39,7 @@ class Slot(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Train(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A task of a client. `pace_step_s` and `pace_total_s` are host seconds; 0 means full speed."""
+    """A task of a client. `paces` and `pace_total_s` are host seconds; 0 means full speed."""
 
     task: int
     client: int
@@ -47,9 +48,13 @@ class Train(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=T
     kept: str | None
     round: int = 1  # whose learning rate applies
     most_steps: int | None = None  # partial work: to be ended after so many
-    pace_step_s: float = 0.0
+    paces: tuple[Pace, ...] = ()
     pace_total_s: float = 0.0
     slot: Slot | None = None
+
+
+#: what leads the names of a target's extra tensors in the message of an evaluation
+EXTRAS = "extras/"
 
 
 class Evaluate(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -61,6 +66,7 @@ class Evaluate(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_field
     prefix: str
     local_client: int | None
     batch: int
+    recalibrate: bool = False  # batch norm's statistics, on all clients' training data
     slot: Slot | None = None
 
 

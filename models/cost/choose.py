@@ -89,10 +89,17 @@ def choose(
     return Choice(variant=None, cost=own, reason=f"{shared}no variant fits: {above.sentence}", stopped_by=above)
 
 
-def transfer_seconds(link: Link, state_bytes: int) -> float:
-    """How long a model takes down and up again, on a link that nothing disturbs."""
-    bits = 8 * state_bytes
-    return bits / (link.down_mbit_s * 1e6) + bits / (link.up_mbit_s * 1e6) + link.rtt_ms / 1e3
+def round_bytes(work: Work, state_bytes: int) -> tuple[int, int]:
+    """The bytes of a task down and up, as declared; a whole model where nothing is."""
+    return (
+        state_bytes if work.bytes_down is None else work.bytes_down,
+        state_bytes if work.bytes_up is None else work.bytes_up,
+    )
+
+
+def transfer_seconds(link: Link, down_bytes: int, up_bytes: int) -> float:
+    """How long a task's messages take down and up again, on a link that nothing disturbs."""
+    return 8 * down_bytes / (link.down_mbit_s * 1e6) + 8 * up_bytes / (link.up_mbit_s * 1e6) + link.rtt_ms / 1e3
 
 
 def _broken(
@@ -108,10 +115,11 @@ def _broken(
     allowed = device.cap_mib * MIB * (1 - budgets.memory_margin)
     if found.memory_bytes > allowed:
         yield Limit("memory", variant, found.memory_bytes, allowed)
-    if budgets.round_bytes is not None and 2 * found.state_bytes > budgets.round_bytes:
-        yield Limit("bytes", variant, 2 * found.state_bytes, budgets.round_bytes)
+    down, up = round_bytes(work, found.state_bytes)
+    if budgets.round_bytes is not None and down + up > budgets.round_bytes:
+        yield Limit("bytes", variant, down + up, budgets.round_bytes)
     if budgets.round_s is not None:
-        needed = seconds(variant, work) + transfer_seconds(link, found.state_bytes)
+        needed = seconds(variant, work) + transfer_seconds(link, down, up)
         if needed > budgets.round_s:
             yield Limit("time", variant, needed, budgets.round_s)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
-from fleetbed.models.base import InputSpec, Net
+from fleetbed.models.base import InputSpec, Net, input_dtype
 
 Shape = Sequence[int]
 
@@ -36,10 +36,6 @@ def forward_macs(net: Net, spec: InputSpec) -> float:
         with torch.no_grad():
             found = analysis.by_operator()
     return float(sum(found[name] for name in _MULTIPLY_ADDS))
-
-
-def input_dtype(spec: InputSpec) -> torch.dtype:
-    return torch.int64 if spec.vocabulary else torch.float32
 
 
 def _traced_lstm(inputs: list[Any], outputs: list[Any]) -> float:

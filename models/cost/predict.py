@@ -39,25 +39,43 @@ class Cost(Struct, frozen=True, kw_only=True):
     memory: dict[str, int]
     flops: float  # of the whole work
     operations: Operations  # of the whole work, by class
-    step: Operations  # of one of its steps
+    steps: tuple[Operations, ...]  # of one step of each of its phases
     parameters: int
     state_bytes: int  # parameters and buffers that travel: what a message with the whole model weighs
 
 
 def cost(family: Family, variant: str, spec: InputSpec, work: Work, optimizer: Optimizer) -> Cost:
     """The cost of `work` on a client. Quick, and remembered: a step is the same however many there are."""
-    one = replace(work, steps=min(1, work.steps), parameter_passes=0, server_flops=0.0)
+    earlier, last = (
+        [replace(p, steps=min(1, p.steps), parameter_passes=0) for p in work.phases[:-1]],
+        min(1, work.steps),
+    )
+    one = replace(
+        work,
+        earlier=tuple(earlier),
+        steps=last,
+        parameter_passes=0,
+        server_flops=0.0,
+        bytes_down=None,
+        bytes_up=None,
+    )
     found = _rehearsed(family, variant, spec, one, optimizer)
     for operator in found.unknown:
         _notice(operator, f"{family.name} {variant}")
-    passes = PARAMETER_PASS_FLOPS * work.parameter_passes * found.parameters
-    step = found.step + work.parameter_passes * parameter_pass(found.parameters)
+    steps = [
+        step + phase.parameter_passes * parameter_pass(found.parameters)
+        for phase, step in zip(work.phases, found.steps, strict=True)
+    ]
+    operations, flops = found.once + Operations(matmul_flop=work.server_flops), found.once.flop + work.server_flops
+    for phase, plain, step in zip(work.phases, found.steps, steps, strict=True):
+        operations += phase.steps * step
+        flops += phase.steps * (plain.flop + PARAMETER_PASS_FLOPS * phase.parameter_passes * found.parameters)
     return Cost(
         memory_bytes=sum(found.memory.values()),
         memory=found.memory,
-        flops=work.steps * (found.step.flop + passes) + found.once.flop + work.server_flops,
-        operations=work.steps * step + found.once + Operations(matmul_flop=work.server_flops),
-        step=step,
+        flops=flops,
+        operations=operations,
+        steps=tuple(steps),
         parameters=found.parameters,
         state_bytes=found.state_bytes,
     )

@@ -9,6 +9,8 @@ Torch's fake mode imports its compiler when it is first used, which takes longer
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,11 +18,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from fleetbed.models.base import Family, InputSpec, Net
+from fleetbed.models.base import Family, InputSpec, Net, input_dtype
 from fleetbed.models.cost.counting import FLOAT_BYTES, Ledger
-from fleetbed.models.cost.flops import input_dtype
 from fleetbed.models.cost.operations import Operations, OperatorCount, update_work
-from fleetbed.models.work import Pass, Work
+from fleetbed.models.work import Part, Pass, Work, through
 from fleetbed.profiles.experiment import Optimizer
 
 #: what a process costs that trains next to nothing: pages of Python and torch that it writes to, thread stacks,
@@ -33,7 +34,7 @@ TENSOR_BYTES = 20 << 10
 
 class Rehearsal(Struct, frozen=True):
     memory: dict[str, int]
-    step: Operations  # one optimiser step, with what the method adds to it
+    steps: tuple[Operations, ...]  # one optimiser step of each phase, with what the method adds to it
     once: Operations
     unknown: tuple[str, ...]  # operators that no class knows; counted as memory-bound
     parameters: int
@@ -41,12 +42,10 @@ class Rehearsal(Struct, frozen=True):
 
 
 def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimizer: Optimizer) -> Rehearsal:
-    """The moments of one step, and of what comes once, on tensors without data."""
+    """The moments of one step of each phase, and of what comes once, on tensors without data."""
     outline = family.outline(variant, spec)
     state_bytes = sum(_bytes(tensor) for tensor in outline.state_dict().values())
-    shapes = {"all": spec.shape, "features": spec.shape}
-    if any(each.part == "intermediate" for each in (*work.each_step, *work.once)):
-        shapes["intermediate"] = _cut_shape(outline, spec)
+    shapes = {"all": spec.shape, "features": spec.shape, **_cut_shapes(outline, spec)}
     with FakeTensorMode(), OperatorCount() as count, Ledger() as ledger:
         ledger.keep("process", PROCESS_BYTES + TENSOR_BYTES * len(list(outline.parameters())))
         ledger.keep("model", sum(_bytes(tensor) for tensor in (*outline.parameters(), *outline.buffers())))
@@ -56,14 +55,19 @@ def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimize
         trained = [p for p in net.parameters() if p.requires_grad]
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(lambda p: ledger.rebook(p.grad, "gradients"))
-        start = count.total
         parameters = sum(p.numel() for p in trained)
-        if work.steps:
-            ledger.keep("optimizer", kept_copies(optimizer) * sum(_bytes(p) for p in trained))
-            for each in (Pass("train", "all", work.batch), *work.each_step):
-                _pass(net, each, _input(spec, shapes, each, ledger))
-            count.total += update_work(parameters, kept_copies(optimizer))
-        step = count.total - start
+        phases = [phase for phase in work.phases if phase.steps]
+        # each phase has an optimiser of its own: the largest counts
+        updated = max((_trained(net, phase.trains, _bytes) for phase in phases), default=0)
+        ledger.keep("optimizer", kept_copies(optimizer) * updated)
+        steps = []
+        for phase in work.phases:
+            start = count.total
+            if phase.steps:
+                for each in (Pass("train", phase.trains, phase.batch), *phase.each_step):
+                    _pass(net, each, _input(spec, shapes, each, ledger))
+                count.total += update_work(_trained(net, phase.trains, Tensor.numel), kept_copies(optimizer))
+            steps.append(count.total - start)
         once = Operations()
         for each in work.once:
             # without gradients there is no need to show all samples at once
@@ -74,7 +78,7 @@ def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimize
             once += each.samples / len(x) * (count.total - before)
     return Rehearsal(
         memory={role: size for role, size in ledger.at_peak.items() if size},
-        step=step,
+        steps=tuple(steps),
         once=once,
         unknown=tuple(sorted(count.unknown)),
         parameters=parameters,
@@ -84,10 +88,10 @@ def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimize
 
 def _pass(net: Net, each: Pass, x: Tensor) -> None:
     """Forward, and backward where it trains."""
-    run = {"all": net.forward, "features": net.features, "intermediate": net.intermediate}[each.part]
     with torch.set_grad_enabled(each.kind == "train"):
-        out = run(x)
-        loss = F.cross_entropy(out, torch.empty(len(x), dtype=torch.int64)) if each.part == "all" else out.mean()
+        out = through(net, each.part)(x)
+        is_logits = each.part in ("all", "classifier")
+        loss = F.cross_entropy(out, torch.empty(len(x), dtype=torch.int64)) if is_logits else out.mean()
     if loss.requires_grad:  # a part may have no parameters
         loss.backward()
 
@@ -95,16 +99,28 @@ def _pass(net: Net, each: Pass, x: Tensor) -> None:
 def _input(spec: InputSpec, shapes: dict[str, tuple[int, ...]], each: Pass, ledger: Ledger) -> Tensor:
     """What goes in. Features that came from elsewhere are among what the method says it holds."""
     samples = max(2, each.samples)  # a lone sample is shown twice, for batch norm
-    with ledger.role(None if each.part == "intermediate" else "batch"):
-        dtype = torch.float32 if each.part == "intermediate" else input_dtype(spec)
+    inside = each.part in ("intermediate", "classifier")
+    with ledger.role(None if inside else "batch"):
+        dtype = torch.float32 if inside else input_dtype(spec)
         return torch.empty(samples, *shapes[each.part], dtype=dtype)
 
 
-def _cut_shape(outline: Net, spec: InputSpec) -> tuple[int, ...]:
-    """The shape of one sample's features at the first cut."""
+def _trained(net: Net, part: Part, size: Callable[[Tensor], int]) -> int:
+    """The size of the parameters that a step through a part updates."""
+    everything = part != "classifier"
+    return sum(
+        size(p)
+        for name, p in net.named_parameters()
+        if p.requires_grad and (everything or net.section(name) == "classifier")
+    )
+
+
+def _cut_shapes(outline: Net, spec: InputSpec) -> dict[str, tuple[int, ...]]:
+    """The shape of what goes into the inner parts, of one sample."""
     with torch.no_grad():
         x = torch.empty(2, *spec.shape, dtype=input_dtype(spec), device="meta")
-        return tuple(outline.extract(x).shape[1:])
+        s = outline.extract(x)
+        return {"intermediate": tuple(s.shape[1:]), "classifier": tuple(outline.intermediate(s).shape[1:])}
 
 
 def kept_copies(optimizer: Optimizer) -> int:

@@ -20,7 +20,7 @@ import torch
 
 from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.machine import heap
-from fleetbed.emulator.method.algorithm import Algorithm, Arrival, Client, Context
+from fleetbed.emulator.method.algorithm import Algorithm, Arrival, Assignment, Client, Context
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.wire import codec
 from fleetbed.models.base import InputSpec
@@ -52,10 +52,10 @@ def arrive(method: Algorithm, state: Bundle) -> list[Arrival]:
     """What every client sends, through the wire; each has changed every value a little."""
     found = []
     for client in method.context.clients:
-        sent = method.send(state, client, "train", 0)
+        sent = method.send(state, Assignment(client=client, task=0))
         changed = {n: t + 0.01 * torch.rand(t.shape) if t.is_floating_point() else t for n, t in sent.tensors.items()}
         frames = [bytearray(frame) for frame in codec.pack(Bundle(changed))]
-        found.append(Arrival(client=client, sent=sent, message=codec.unpack(frames)))
+        found.append(Arrival(assignment=Assignment(client=client), sent=sent, message=codec.unpack(frames)))
     return found
 
 
@@ -80,7 +80,7 @@ def measure(name: str, method: Algorithm, repetitions: int) -> list[str]:
             target.copy_(tensor)
 
     def merge() -> None:
-        method.merge(state, arrivals, "train", 1)
+        method.merge(state, arrivals)
 
     for act in (merge, read, copy):  # not timed: memory and code are touched for the first time
         act()

@@ -251,8 +251,8 @@ def test_what_a_method_reports_of_its_tasks_is_recorded(start: Start, monkeypatc
 
     client = heteroavg.Method.client
 
-    def reports(self: heteroavg.Method, job: object, stage: str) -> object:
-        reply = client(self, job, stage)  # type: ignore[arg-type]
+    def reports(self: heteroavg.Method, job: object) -> object:
+        reply = client(self, job)  # type: ignore[arg-type]
         return replace(reply, metrics={**reply.metrics, "drift": 0.5, "norm": 2.0})
 
     monkeypatch.setattr(heteroavg.Method, "client", reports)

@@ -123,8 +123,8 @@ def test_it_stops_where_it_is_told_to_and_again_when_it_is_resumed(start: Start,
 def test_a_merge_that_overflows_is_said_and_does_not_crash(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     merge = heteroavg.Method.merge
 
-    def overflows(self: heteroavg.Method, state: Bundle, arrivals: object, stage: str, version: int) -> object:
-        merged = merge(self, state, arrivals, stage, version)  # type: ignore[arg-type]
+    def overflows(self: heteroavg.Method, state: Bundle, arrivals: object) -> object:
+        merged = merge(self, state, arrivals)  # type: ignore[arg-type]
         if version == 2:
             merged.state.tensors["fc.bias"] = torch.full_like(merged.state.tensors["fc.bias"], math.inf)
             merged.metrics["theta"] = math.nan

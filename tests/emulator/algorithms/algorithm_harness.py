@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.engine.replies import Flaw, flaw_in
 from fleetbed.emulator.engine.task import Task
-from fleetbed.emulator.method.algorithm import Algorithm, Arrival, Client, Context, Merged, Reply, Target
+from fleetbed.emulator.method.algorithm import Algorithm, Arrival, Assignment, Client, Context, Merged, Reply, Target
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.job import LocalJob
 from fleetbed.emulator.randomness import numpy_rng
@@ -122,6 +122,7 @@ class MadeUpData:
         self.y = torch.from_numpy(rng.integers(0, spec.classes, samples))
         patterns = torch.from_numpy(rng.normal(size=(spec.classes, *spec.shape)).astype(np.float32))
         noise = torch.from_numpy(rng.normal(size=(samples, *spec.shape)).astype(np.float32))
+        self.y_train = self.y.numpy()
         self.x = patterns[self.y] + 0.5 * noise
         if spec.vocabulary:  # a text of word numbers
             self.x = (self.x.abs() * spec.vocabulary / 8).long() % spec.vocabulary
@@ -178,13 +179,20 @@ class Bed:
     def method(self, name: str, **params: Any) -> Algorithm:
         return load_method(AlgorithmChoice(name=name, params=params), self.context)
 
-    def job(self, client: Client, message: Bundle, kept: Bundle | None = None, task: int = 0) -> LocalJob:
+    def job(
+        self,
+        client: Client,
+        message: Bundle,
+        kept: Bundle | None = None,
+        task: int = 0,
+        stage: str = "train",
+        round_: int = 1,
+    ) -> LocalJob:
         return LocalJob(
             context=self.context,
-            client=client,
+            assignment=Assignment(client=client, task=task, stage=stage, round=round_),
             message=message,
             kept=kept,
-            task=task,
             dataset=self.data,  # type: ignore[arg-type]
             indices=self.parts[client.number],
         )
@@ -211,30 +219,41 @@ def run(
     for round_ in range(rounds):
         numbers = range(len(bed.context.clients)) if sampled is None else sampled[round_]
         for stage in method.needs.stages:
-            advance(bed, method, so_far, [bed.context.clients[n] for n in numbers], stage, weight)
+            advance(bed, method, so_far, [bed.context.clients[n] for n in numbers], stage, weight, round_ + 1)
     return so_far
 
 
-def advance(bed: Bed, method: Algorithm, so_far: Run, clients: Sequence[Client], stage: str, weight: float) -> None:
+def advance(
+    bed: Bed,
+    method: Algorithm,
+    so_far: Run,
+    clients: Sequence[Client],
+    stage: str = "train",
+    weight: float = 1.0,
+    round_: int = 1,
+) -> None:
     """One stage of a round: everyone is sent something, works, and is merged."""
     before = frozen(so_far.state)
     arrivals, replies = [], []
     for client in clients:
-        work = method.work(so_far.state, client, stage)
-        message = method.send(so_far.state, client, stage, so_far.task)
+        assignment = Assignment(client=client, task=so_far.task, stage=stage, round=round_)
+        work = method.work(so_far.state, assignment)
+        message = method.send(so_far.state, assignment)
         untouched = frozen(message)
-        job = bed.job(client, travelled(message), so_far.kept.get(client.number), so_far.task)
+        job = bed.job(client, travelled(message), so_far.kept.get(client.number), so_far.task, stage, round_)
         torch.manual_seed(job.seed("model"))
-        reply = method.client(job, stage)
-        assert (job.steps, job.samples) == (work.steps, work.steps * work.batch), "declared other work than it did"
+        reply = method.client(job)
+        assert (job.steps, job.samples) == (work.all_steps, work.all_samples), "declared other work than it did"
+        check_bytes(bed, work, client, message, reply)
         assert same(job.message, untouched), "the client changed what it was sent"
         assert flaw(method, client, stage, message, work, reply) is None
         sent = Bundle(dict(message.tensors), message.values)
-        arrivals.append(Arrival(client=client, sent=sent, message=travelled(reply.message), weight=weight))
+        arrived = travelled(reply.message)
+        arrivals.append(Arrival(assignment=assignment, sent=sent, message=arrived, weight=weight))
         replies.append(reply)
         so_far.task += 1
     handed_in = [frozen(a.message) for a in arrivals]
-    merged = method.merge(so_far.state, arrivals, stage, len(so_far.merged) + 1)
+    merged = method.merge(so_far.state, arrivals)
     assert same(so_far.state, before), "the merge changed a state that others may hold"
     assert all(same(a.message, was) for a, was in zip(arrivals, handed_in, strict=True))
     assert merged.state.first_not_finite() is None
@@ -245,6 +264,13 @@ def advance(bed: Bed, method: Algorithm, so_far: Run, clients: Sequence[Client],
     so_far.sent.append([a.sent for a in arrivals])
     so_far.replies.append(replies)
     so_far.merged.append(merged)
+
+
+def check_bytes(bed: Bed, work: Work, client: Client, message: Bundle, reply: Reply) -> None:
+    """No message is larger than declared; where nothing is declared it is a whole model."""
+    model = Bundle(dict(bed.family.build(client.variant, bed.spec).state_dict())).nbytes()
+    for declared, sent in ((work.bytes_down, message), (work.bytes_up, reply.message)):
+        assert sent.nbytes() <= (model if declared is None else declared), "a message is larger than declared"
 
 
 def flaw(
@@ -262,15 +288,15 @@ def flaw(
         cap_bytes=0,
         dispatched_s=0.0,
         host_queued_s=0.0,
-        declared_steps=work.steps,
-        declared_samples=work.steps * work.batch,
+        declared_steps=work.all_steps,
+        declared_samples=work.all_samples,
     )
     answer = Trained(
         task=0,
         keep=None,
         metrics=reply.metrics,
-        steps=work.steps,
-        samples=work.steps * work.batch,
+        steps=work.all_steps,
+        samples=work.all_samples,
         seconds=0.0,
         cpu_s=0.0,
         throttled_s=None,

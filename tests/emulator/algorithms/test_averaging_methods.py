@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fleetbed.emulator.algorithms import load_algorithm
-from fleetbed.emulator.method.algorithm import Algorithm, Arrival, Client
+from fleetbed.emulator.method.algorithm import Algorithm, Arrival, Assignment, Client
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.models.base import InputSpec
 from fleetbed.models.families.lookup import family
@@ -34,9 +34,9 @@ DEEP, LAST = "blocks.2.0.weight", "fc.bias"
 
 def trained(method: Algorithm, state: Bundle, client: Client, by: float, **more: float) -> Arrival:
     """A result whose every float tensor has moved by `by`."""
-    sent = method.send(state, client, "train", 0)
+    sent = method.send(state, Assignment(client=client, task=0))
     moved = {n: t + by if t.is_floating_point() else t + int(by) for n, t in sent.tensors.items()}
-    return Arrival(client=client, sent=sent, message=Bundle(moved), **more)
+    return Arrival(assignment=Assignment(client=client), sent=sent, message=Bundle(moved), **more)
 
 
 def test_a_layer_is_averaged_over_those_who_hold_it() -> None:
@@ -45,7 +45,7 @@ def test_a_layer_is_averaged_over_those_who_hold_it() -> None:
     method = bed.method("heteroavg")
     state = method.setup()
     arrivals = [trained(method, state, c, by) for c, by in zip(bed.context.clients, (1.0, 2.0, 6.0), strict=True)]
-    after = method.merge(state, arrivals, "train", 1).state.tensors
+    after = method.merge(state, arrivals).state.tensors
     torch.testing.assert_close(after[LAST], state.tensors[LAST] + 3.0)
     torch.testing.assert_close(after[DEEP], state.tensors[DEEP] + 6.0)
 
@@ -55,7 +55,7 @@ def test_weights_by_samples() -> None:
     method = bed.method("heteroavg", weighting="samples")
     state = method.setup()
     arrivals = [trained(method, state, c, by) for c, by in zip(bed.context.clients, (1.0, 2.0, 6.0), strict=True)]
-    after = method.merge(state, arrivals, "train", 1).state.tensors
+    after = method.merge(state, arrivals).state.tensors
     torch.testing.assert_close(after[LAST], state.tensors[LAST] + (10 * 1 + 30 * 2 + 60 * 6) / 100)
     torch.testing.assert_close(after[DEEP], state.tensors[DEEP] + 6.0)
 
@@ -64,7 +64,7 @@ def test_what_nobody_held_stays_the_same_tensor() -> None:
     bed = Bed(ToyDepth(None), ["one", "three"])
     method = bed.method("heteroavg")
     state = method.setup()
-    after = method.merge(state, [trained(method, state, bed.context.clients[0], 1.0)], "train", 1).state
+    after = method.merge(state, [trained(method, state, bed.context.clients[0], 1.0)]).state
     for name in state.tensors:
         assert (after.tensors[name] is state.tensors[name]) == name.startswith(("blocks.1", "blocks.2"))
 
@@ -74,7 +74,7 @@ def test_what_nobody_changed_moves_by_nothing_at_all() -> None:
     bed = Bed(ToyDepth(None), ["one"] * 7)
     method = bed.method("heteroavg")
     state = method.setup()
-    after = method.merge(state, [trained(method, state, c, 0.0) for c in bed.context.clients], "train", 1).state
+    after = method.merge(state, [trained(method, state, c, 0.0) for c in bed.context.clients]).state
     assert equal(after.tensors, state.tensors)
 
 
@@ -83,10 +83,10 @@ def test_a_mixing_weight_scales_the_step() -> None:
     method = bed.method("heteroavg")
     state = method.setup()
     one, three = bed.context.clients
-    after = method.merge(state, [trained(method, state, one, 2.0, weight=0.3)], "train", 1).state.tensors
+    after = method.merge(state, [trained(method, state, one, 2.0, weight=0.3)]).state.tensors
     torch.testing.assert_close(after[LAST], state.tensors[LAST] + 0.6)
     both = [trained(method, state, one, 2.0, weight=0.5), trained(method, state, three, 4.0, weight=1.0)]
-    after = method.merge(state, both, "train", 1).state.tensors
+    after = method.merge(state, both).state.tensors
     torch.testing.assert_close(after[LAST], state.tensors[LAST] + (0.5 * 2 + 1.0 * 4) / 2)
 
 
@@ -96,8 +96,8 @@ def test_a_late_result_counts_by_what_it_changed() -> None:
     method = bed.method("heteroavg")
     first = method.setup()
     late = trained(method, first, bed.context.clients[0], 1.0, weight=0.5)
-    second = method.merge(first, [trained(method, first, bed.context.clients[1], 4.0)], "train", 1).state
-    after = method.merge(second, [late], "train", 2).state.tensors
+    second = method.merge(first, [trained(method, first, bed.context.clients[1], 4.0)]).state
+    after = method.merge(second, [late]).state.tensors
     torch.testing.assert_close(after[LAST], first.tensors[LAST] + 4.0 + 0.5)
 
 
@@ -109,13 +109,13 @@ def test_batch_norm_statistics() -> None:
     arrivals = [trained(method, state, c, by) for c, by in zip(bed.context.clients, (-3.0, -2.0), strict=True)]
     arrivals[0].message.tensors[count] = torch.tensor(9)
     arrivals[1].message.tensors[count] = torch.tensor(4)
-    after = method.merge(state, arrivals, "train", 1).state.tensors
+    after = method.merge(state, arrivals).state.tensors
     torch.testing.assert_close(after[mean], state.tensors[mean] - 2.5)
     assert torch.equal(after[var], torch.zeros(6))  # 1 - 2.5, but never below 0
     assert after[count].dtype == torch.int64
     assert int(after[count]) == 9
-    stale = [Arrival(client=a.client, sent=a.sent, message=state) for a in arrivals]
-    again = method.merge(Bundle(after, state.values), stale, "train", 2).state.tensors
+    stale = [Arrival(assignment=Assignment(client=a.client), sent=a.sent, message=state) for a in arrivals]
+    again = method.merge(Bundle(after, state.values), stale).state.tensors
     assert int(again[count]) == 9
 
 
@@ -124,11 +124,11 @@ def test_parts_of_a_width_family_are_averaged_by_element() -> None:
     method = bed.method("heteroavg")
     state = method.setup()
     half, full = bed.context.clients
-    assert method.send(state, half, "train", 0).tensors["fc.weight"].shape == (3, 2)
-    after = method.merge(state, [trained(method, state, half, 1.0), trained(method, state, full, 4.0)], "train", 1)
+    assert method.send(state, Assignment(client=half, task=0)).tensors["fc.weight"].shape == (3, 2)
+    after = method.merge(state, [trained(method, state, half, 1.0), trained(method, state, full, 4.0)])
     moved = after.state.tensors["fc.weight"] - state.tensors["fc.weight"]
     torch.testing.assert_close(moved, torch.tensor([[2.5, 2.5, 4.0, 4.0]] * 3))
-    alone = method.merge(state, [trained(method, state, half, 1.0)], "train", 1).state.tensors["fc.weight"]
+    alone = method.merge(state, [trained(method, state, half, 1.0)]).state.tensors["fc.weight"]
     torch.testing.assert_close(alone[:, :2], state.tensors["fc.weight"][:, :2] + 1)
     assert torch.equal(alone[:, 2:], state.tensors["fc.weight"][:, 2:])
 
@@ -140,7 +140,7 @@ def test_kernels_that_are_cut_by_width_are_averaged_by_element() -> None:
     method = bed.method("heteroavg", weighting="samples")
     state = method.setup()
     arrivals = [trained(method, state, c, by) for c, by in zip(bed.context.clients, (1.0, 2.0, 6.0), strict=True)]
-    after = method.merge(state, arrivals, "train", 1).state.tensors
+    after = method.merge(state, arrivals).state.tensors
     index = nets.index(small, bed.context.spec)
     kernels = [name for name in index if after[name].ndim == 4]
     assert kernels
@@ -158,10 +158,10 @@ def test_clients_of_one_variant_are_sent_the_very_same_tensors() -> None:
     bed = Bed(ToyWidth(None), ["half", "half"])
     method = bed.method("heteroavg")
     state = method.setup()
-    one, other = (method.send(state, client, "train", 0).tensors for client in bed.context.clients)
+    one, other = (method.send(state, Assignment(client=client, task=0)).tensors for client in bed.context.clients)
     assert all(one[name] is other[name] for name in one)
-    state = method.merge(state, [trained(method, state, bed.context.clients[0], 1.0)], "train", 1).state
-    moved = method.send(state, bed.context.clients[0], "train", 1).tensors
+    state = method.merge(state, [trained(method, state, bed.context.clients[0], 1.0)]).state
+    moved = method.send(state, Assignment(client=bed.context.clients[0], task=1)).tensors
     torch.testing.assert_close(moved["fc.weight"], one["fc.weight"] + 1)
 
 
@@ -171,7 +171,7 @@ def test_same_architecture_only() -> None:
     method = bed.method("fedavg")
     state = method.setup()
     arrivals = [trained(method, state, c, by) for c, by in zip(bed.context.clients[:3], (1.0, 2.0, 6.0), strict=True)]
-    after = method.merge(state, arrivals, "train", 1).state.tensors
+    after = method.merge(state, arrivals).state.tensors
     torch.testing.assert_close(after[f"one/{LAST}"], state.tensors[f"one/{LAST}"] + (10 * 1 + 30 * 2) / 40)
     torch.testing.assert_close(after[f"two/{LAST}"], state.tensors[f"two/{LAST}"] + 6.0)
     assert all(after[n] is t for n, t in state.tensors.items() if n.startswith("three/"))
@@ -184,8 +184,8 @@ def test_a_client_may_step_down_to_a_variant_that_nobody_had() -> None:
         state = method.setup()
         smaller = Client(0, "one", 24)
         arrival = trained(method, state, smaller, 1.0)
-        after = method.merge(state, [arrival], "train", 1).state
-        sent_next = method.send(after, smaller, "train", 1).tensors
+        after = method.merge(state, [arrival]).state
+        sent_next = method.send(after, Assignment(client=smaller, task=1)).tensors
         torch.testing.assert_close(sent_next[LAST], arrival.sent.tensors[LAST] + 1)
 
 
@@ -239,8 +239,8 @@ def test_the_proximal_term_is_that_of_the_formula(name: str) -> None:
     bed = Bed(ToyDepth(None), ["two"], samples=24, training=training)
     method = bed.method(name, mu=0.7)
     client = bed.context.clients[0]
-    message = method.send(method.setup(), client, "train", 0)
-    reply = method.client(bed.job(client, message), "train")
+    message = method.send(method.setup(), Assignment(client=client, task=0))
+    reply = method.client(bed.job(client, message))
 
     net = bed.family.build("two", SPEC).train()
     net.load_state_dict(message.tensors)
@@ -298,7 +298,7 @@ def test_private_sends_nothing_and_goes_on_from_its_own_model() -> None:
     assert not equal(second, first)
     # by hand: the second task alone, from what the first one kept
     job = bed.job(bed.context.clients[0], Bundle(), so_far.replies[0][0].keep, 2)
-    again = bed.method("private").client(job, "train")
+    again = bed.method("private").client(job)
     assert equal(again.keep.under("model/"), second)
 
 
@@ -338,7 +338,7 @@ def test_all_variants_start_as_parts_of_one_model() -> None:
     method = bed.method("heteroavg")
     whole = bed.context.initial("three")
     for client in bed.context.clients:
-        sent = method.send(method.setup(), client, "train", 0).tensors
+        sent = method.send(method.setup(), Assignment(client=client, task=0)).tensors
         assert all(torch.equal(t, whole[n]) for n, t in sent.items())
 
 
@@ -350,5 +350,6 @@ def test_every_method_can_be_merged_again_from_a_copy_of_its_state() -> None:
         fresh = load_algorithm(name).Method(load_algorithm(name).Params(), bed.context)
         client = bed.context.clients[1]
         assert same(
-            fresh.send(so_far.state, client, "train", 9), bed.method(name).send(so_far.state, client, "train", 9)
+            fresh.send(so_far.state, Assignment(client=client, task=9)),
+            bed.method(name).send(so_far.state, Assignment(client=client, task=9)),
         )

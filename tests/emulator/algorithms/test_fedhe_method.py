@@ -19,7 +19,7 @@ from algorithm_harness import (
 from torch.nn import functional as F
 
 from fleetbed.emulator.algorithms.fedhe import logit_loss
-from fleetbed.emulator.method.algorithm import Arrival
+from fleetbed.emulator.method.algorithm import Arrival, Assignment
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.models.base import InputSpec
 from fleetbed.profiles.experiment import Training
@@ -33,7 +33,7 @@ def strangers(clients: int = 2, samples: int = 40) -> Bed:
 
 def upload(bed: Bed, number: int, classes: list[int], logits: list[list[float]]) -> Arrival:
     tensors = {"class": torch.tensor(classes, dtype=torch.int32), "logits": torch.tensor(logits)}
-    return Arrival(client=bed.context.clients[number], sent=Bundle(), message=Bundle(tensors))
+    return Arrival(assignment=Assignment(client=bed.context.clients[number]), sent=Bundle(), message=Bundle(tensors))
 
 
 def test_a_message_is_c_times_c_plus_one_values() -> None:
@@ -49,7 +49,7 @@ def test_a_message_is_c_times_c_plus_one_values() -> None:
 def test_uploads_are_the_mean_logits_before_each_step() -> None:
     bed = strangers()
     client = bed.context.clients[0]
-    reply = bed.method("fedhe", steps=3, batch=8).client(bed.job(client, Bundle()), "train")
+    reply = bed.method("fedhe", steps=3, batch=8).client(bed.job(client, Bundle()))
     net = bed.family.build("thin", SPEC).train()
     net.load_state_dict(bed.context.initial("thin"))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
@@ -74,7 +74,7 @@ def test_the_loss_is_eq_13() -> None:
     client = bed.context.clients[1]
     logits = torch.tensor([[3.0, -1.0, 0.5], [0.0, 2.0, -2.0], [-1.0, 0.0, 4.0]])
     message = Bundle({"class": torch.arange(3).int(), "logits": logits})
-    reply = bed.method("fedhe", steps=2, batch=8, alpha=0.7).client(bed.job(client, message), "train")
+    reply = bed.method("fedhe", steps=2, batch=8, alpha=0.7).client(bed.job(client, message))
     net = bed.family.build("thick", SPEC).train()
     net.load_state_dict(bed.context.initial("thick"))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
@@ -97,7 +97,7 @@ def test_a_class_that_the_server_does_not_know_gets_cross_entropy_alone() -> Non
     assert torch.equal(z.grad[1], torch.zeros(2))
     bed = strangers()
     message = Bundle({"class": torch.tensor([1], dtype=torch.int32), "logits": torch.ones(1, 3)})
-    bed.method("fedhe").client(bed.job(bed.context.clients[0], message), "train")  # raises nothing
+    bed.method("fedhe").client(bed.job(bed.context.clients[0], message))  # raises nothing
 
 
 def test_the_server_holds_the_exact_mean_of_the_uploads() -> None:
@@ -113,8 +113,8 @@ def test_the_server_holds_the_exact_mean_of_the_uploads() -> None:
         for split in (1, 2, 3):  # in one merge or in several
             state = method.setup()
             for part in (order[:split], order[split:]):
-                state = method.merge(state, part, "train", 1).state if part else state
-            sent = method.send(state, bed.context.clients[0], "train", 0).tensors
+                state = method.merge(state, part).state if part else state
+            sent = method.send(state, Assignment(client=bed.context.clients[0], task=0)).tensors
             assert sent["class"].tolist() == [0, 2]  # class 1 is not known, so it is not sent
             assert [row.tolist() for row in sent["logits"]] == [wanted[0], wanted[2]]
 
@@ -124,9 +124,9 @@ def test_nothing_is_sent_until_everyone_could_have_had_a_turn() -> None:
     method = bed.method("fedhe")
     state = method.setup()
     for turn in range(6):
-        sent = method.send(state, bed.context.clients[0], "train", turn)
+        sent = method.send(state, Assignment(client=bed.context.clients[0], task=turn))
         assert bool(sent.tensors) == (turn >= 4)
-        state = method.merge(state, [upload(bed, turn % 4, [0], [[1, 1, 1]])], "train", turn + 1).state
+        state = method.merge(state, [upload(bed, turn % 4, [0], [[1, 1, 1]])]).state
 
 
 def test_forgetting_changes_the_weight_of_the_past_and_not_the_mean() -> None:
@@ -136,14 +136,16 @@ def test_forgetting_changes_the_weight_of_the_past_and_not_the_mean() -> None:
     states = [m.setup() for m in (method, never)]
     for value in (1.0, 2.0, 6.0):
         arrivals = [upload(bed, 0, [1], [[value] * 3])]
-        states = [m.merge(s, arrivals, "train", 1).state for m, s in zip((method, never), states, strict=True)]
+        states = [m.merge(s, arrivals).state for m, s in zip((method, never), states, strict=True)]
     for m, s in zip((method, never), states, strict=True):
-        assert m.send(s, client, "train", 0).tensors["logits"].tolist() == [[3.0] * 3]
+        assert m.send(s, Assignment(client=client, task=0)).tensors["logits"].tolist() == [[3.0] * 3]
     assert states[0].tensors["count"].tolist() == [0, 1, 0]
     late = [upload(bed, 0, [1], [[7.0] * 3])]
-    states = [m.merge(s, late, "train", 1).state for m, s in zip((method, never), states, strict=True)]
-    assert method.send(states[0], client, "train", 0).tensors["logits"].tolist() == [[5.0] * 3]  # (3 + 7) / 2
-    assert never.send(states[1], client, "train", 0).tensors["logits"].tolist() == [[4.0] * 3]  # 16 / 4
+    states = [m.merge(s, late).state for m, s in zip((method, never), states, strict=True)]
+    assert method.send(states[0], Assignment(client=client, task=0)).tensors["logits"].tolist() == [
+        [5.0] * 3
+    ]  # (3 + 7) / 2
+    assert never.send(states[1], Assignment(client=client, task=0)).tensors["logits"].tolist() == [[4.0] * 3]  # 16 / 4
 
 
 def test_forgetting_comes_every_ten_turns_per_client() -> None:
@@ -151,15 +153,15 @@ def test_forgetting_comes_every_ten_turns_per_client() -> None:
     method = bed.method("fedhe")
     state = method.setup()
     for turn in range(1, 21):
-        state = method.merge(state, [upload(bed, 0, [0], [[1.0] * 3])], "train", turn).state
+        state = method.merge(state, [upload(bed, 0, [0], [[1.0] * 3])]).state
         assert int(state.tensors["count"][0]) == (1 if turn == 20 else turn)
 
 
 def test_plus_one_shrinks_and_sends_zeros() -> None:
     bed = Bed(ToyStrangers(None), ["thin"], samples=8, spec=InputSpec((1, 4, 4), 10), training=TRAINING)
     client = bed.context.clients[0]
-    plain = bed.method("fedhe", steps=1, batch=8).client(bed.job(client, Bundle()), "train").message.tensors
-    shrunk = bed.method("fedhe", steps=1, batch=8, plus_one=True).client(bed.job(client, Bundle()), "train")
+    plain = bed.method("fedhe", steps=1, batch=8).client(bed.job(client, Bundle())).message.tensors
+    shrunk = bed.method("fedhe", steps=1, batch=8, plus_one=True).client(bed.job(client, Bundle()))
     logits = shrunk.message.tensors["logits"]
     assert len(logits) == 10
     counts = torch.bincount(bed.data.y[:8], minlength=10)
@@ -182,7 +184,7 @@ def test_alpha_zero_is_private() -> None:
 def test_a_turn_is_three_batches_and_a_small_client_takes_what_it_has() -> None:
     bed = strangers(2, samples=20)
     method = bed.method("fedhe")
-    work = method.work(method.setup(), bed.context.clients[0], "train")
+    work = method.work(method.setup(), Assignment(client=bed.context.clients[0]))
     assert (work.steps, work.batch) == (3, 20)
     assert work.held_models == 3  # what it kept: the model and Adam's two moments
 
@@ -191,10 +193,10 @@ def test_a_mixing_weight_does_not_count_an_upload_twice_or_half() -> None:
     bed = strangers(2)
     method = bed.method("fedhe", cold_start=0)
     one = upload(bed, 0, [0], [[1.0] * 3])
-    light = Arrival(client=one.client, sent=one.sent, message=one.message, weight=0.1, staleness=7)
-    assert same(
-        method.merge(method.setup(), [one], "train", 1).state, method.merge(method.setup(), [light], "train", 1).state
+    light = Arrival(
+        assignment=Assignment(client=one.client), sent=one.sent, message=one.message, weight=0.1, staleness=7
     )
+    assert same(method.merge(method.setup(), [one]).state, method.merge(method.setup(), [light]).state)
 
 
 @pytest.mark.parametrize("family", [ToyStrangers, ToyDropout])

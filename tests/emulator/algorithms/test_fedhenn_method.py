@@ -21,7 +21,7 @@ from algorithm_harness import (
 from torch import Tensor
 from torch.nn import functional as F
 
-from fleetbed.emulator.method.algorithm import Arrival
+from fleetbed.emulator.method.algorithm import Arrival, Assignment
 from fleetbed.emulator.method.alignment import Alignment, cka, gram, gram_of, representations
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.models.base import InputSpec
@@ -210,8 +210,8 @@ def test_the_loss_is_eq_6() -> None:
     bed, method = hetero(eta=2.0)
     so_far = run(bed, method)
     client = bed.context.clients[1]
-    message = method.send(so_far.state, client, "train", 5)
-    reply = method.client(bed.job(client, message, so_far.kept[1], 5), "train")
+    message = method.send(so_far.state, Assignment(client=client, task=5))
+    reply = method.client(bed.job(client, message, so_far.kept[1], 5))
     wanted = aligned_by_hand(
         bed,
         "thick",
@@ -260,15 +260,17 @@ def test_a_diverged_client_is_left_out_of_the_mean() -> None:
         tensors = dict(bed.context.initial(client.variant))
         if client.number == 1:
             tensors = {n: t * 1e30 if t.is_floating_point() else t for n, t in tensors.items()}
-        arrivals.append(Arrival(client=client, sent=Bundle(), message=Bundle(tensors)))
-    merged = method.merge(state, arrivals, "train", 1)
+        arrivals.append(Arrival(assignment=Assignment(client=client), sent=Bundle(), message=Bundle(tensors)))
+    merged = method.merge(state, arrivals)
     assert torch.isfinite(merged.state.tensors["gram"]).all()
     assert merged.metrics["grams_refused"] == 1
     a = features_of(bed, "thin", bed.context.initial("thin"), merged.state.tensors["rad"], running=True)
     torch.testing.assert_close(merged.state.tensors["gram"], a @ a.T)  # both others are the initial thin model
-    none = method.merge(state, arrivals[1:2], "train", 1)
+    none = method.merge(state, arrivals[1:2])
     assert none.metrics["grams_refused"] == 1
-    assert method.send(none.state, bed.context.clients[0], "train", 1).nbytes() == 0  # a round without alignment
+    assert (
+        method.send(none.state, Assignment(client=bed.context.clients[0], task=1)).nbytes() == 0
+    )  # a round without alignment
 
 
 def test_grams_by_the_clients_are_those_of_the_server() -> None:
@@ -290,14 +292,14 @@ def test_sub_sampling_and_once_an_epoch() -> None:
     bed, method = hetero(rad_batch=5, rad_every="epoch")
     state = run(bed, method).state
     client = bed.context.clients[0]
-    work = method.work(state, client, "train")
+    work = method.work(state, Assignment(client=client))
     assert work.each_step == ()
     assert work.once == (Pass("train", "features", 5),)
     assert method.heaviest(method.setup(), client).each_step == (Pass("train", "features", 5),)
     assert run(bed, method, 2).state.tensors["gram"].shape == (12, 12)
     every = hetero()[1]
-    assert every.work(state, client, "train").each_step == (Pass("train", "features", 12),)
-    assert every.work(every.setup(), client, "train").each_step == ()
+    assert every.work(state, Assignment(client=client)).each_step == (Pass("train", "features", 12),)
+    assert every.work(every.setup(), Assignment(client=client)).each_step == ()
 
 
 def test_once_an_epoch_aligns_the_first_step_of_each() -> None:
@@ -312,9 +314,9 @@ def test_once_an_epoch_aligns_the_first_step_of_each() -> None:
 def test_the_server_pays_for_the_grams() -> None:
     bed, method = hetero()
     client = bed.context.clients[0]
-    arrival = Arrival(client=client, sent=Bundle(), message=Bundle(bed.context.initial("thin")))
-    one = method.server_work(method.setup(), [arrival], "train").server_flops
-    two = method.server_work(method.setup(), [arrival, arrival], "train").server_flops
+    arrival = Arrival(assignment=Assignment(client=client), sent=Bundle(), message=Bundle(bed.context.initial("thin")))
+    one = method.server_work(method.setup(), [arrival]).server_flops
+    two = method.server_work(method.setup(), [arrival, arrival]).server_flops
     forward = 2 * 12 * (16 * 6 + 6 * 4)  # RAD through both linear layers before the head
     assert one == pytest.approx(forward + 2 * 4 * 12**2)
     assert two == pytest.approx(2 * one)
@@ -366,8 +368,8 @@ def test_the_last_round_may_have_epochs_of_its_own(name: str) -> None:
     method = bed.method(name, rad=10, last_epochs=4)
     so_far = run(bed, method, 2)
     client = bed.context.clients[0]
-    assert method.work(method.setup(), client, "train").steps == 3
-    assert method.work(so_far.state, client, "train").steps == 12
+    assert method.work(method.setup(), Assignment(client=client)).steps == 3
+    assert method.work(so_far.state, Assignment(client=client)).steps == 12
     assert method.heaviest(method.setup(), client).steps == 12
     run(bed, method, 3)  # the bed holds it to what it declares
 
@@ -404,8 +406,8 @@ def test_homo_aligns_with_the_received_model() -> None:
     method = bed.method("fedhenn_homo", rad=12, eta=2.0)
     so_far = run(bed, method)
     client = bed.context.clients[0]
-    message = method.send(so_far.state, client, "train", 5)
-    reply = method.client(bed.job(client, message, None, 5), "train")
+    message = method.send(so_far.state, Assignment(client=client, task=5))
+    reply = method.client(bed.job(client, message, None, 5))
     rad = message.tensors["rad/x"]
     start = {n: t for n, t in message.tensors.items() if n != "rad/x"}
     a = features_of(bed, "two", start, rad)

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fleetbed.emulator.method.algorithm import Client
+from fleetbed.emulator.method.algorithm import Assignment, Client
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.features import noisy, projected
 from fleetbed.emulator.method.local_training import foreign_batch
@@ -177,9 +177,9 @@ def test_w_in_steps_with_z_and_the_ends_with_the_local_gradient(params: dict[str
     method = bed.method("fedin", mu=0, **params)
     state = run(bed, method).state
     client = bed.context.clients[1]
-    message = method.send(state, client, "train", 1)
+    message = method.send(state, Assignment(client=client, task=1))
     assert IN in message.tensors
-    reply = method.client(bed.job(client, message, task=1), "train")
+    reply = method.client(bed.job(client, message, task=1))
     wanted = by_hand(bed, client, message, update)
     for n, t in weights_of(reply.message).items():
         torch.testing.assert_close(t, wanted[n], rtol=1e-4, atol=1e-6, msg=lambda m, n=n: f"{n}: {m}")
@@ -191,8 +191,8 @@ def test_without_z_there_are_two_steps() -> None:
     bed = Bed(ToyDepth(None), ["two"], training=one_step)
     method = bed.method("fedin", mu=0, z="none")
     client = bed.context.clients[0]
-    message = method.send(run(bed, method).state, client, "train", 1)
-    reply = method.client(bed.job(client, message, task=1), "train")
+    message = method.send(run(bed, method).state, Assignment(client=client, task=1))
+    reply = method.client(bed.job(client, message, task=1))
     net = bed.family.build("two", SPEC).train()
     net.load_state_dict(weights_of(message))
     (x, y), *rest = bed.job(client, message, task=1).batches()
@@ -316,9 +316,9 @@ def test_v1_sends_the_ends_only_and_keeps_the_rest() -> None:
     torch.testing.assert_close(so_far.state.tensors["fc.weight"], mean)
     assert {n for n in so_far.state.tensors if "/" not in n} == set(weights_of(so_far.sent[0][0]))
     # the second task began with its own w_in, and with the ends that came
-    again = method.client(bed.job(bed.context.clients[1], so_far.sent[1][1], so_far.replies[0][1].keep, 3), "train")
+    again = method.client(bed.job(bed.context.clients[1], so_far.sent[1][1], so_far.replies[0][1].keep, 3))
     assert same(again.keep, so_far.replies[1][1].keep)
-    fresh = method.client(bed.job(bed.context.clients[1], so_far.sent[1][1], None, 3), "train")
+    fresh = method.client(bed.job(bed.context.clients[1], so_far.sent[1][1], None, 3))
     assert not same(fresh.keep, so_far.replies[1][1].keep)
 
 
@@ -371,8 +371,8 @@ def test_noise_in_the_forward_pass_is_at_both_cuts() -> None:
     bed = Bed(ToyDepth(None), ["two"], training=Training(batch=24, optimizer=SGD))
     method = bed.method("fedin", mu=0, noise=0.8, noise_where="upload+forward")
     client = bed.context.clients[0]
-    message = method.send(method.setup(), client, "train", 0)
-    reply = method.client(bed.job(client, message), "train")
+    message = method.send(method.setup(), Assignment(client=client, task=0))
+    reply = method.client(bed.job(client, message))
     net = bed.family.build("two", SPEC).train()
     net.load_state_dict(message.tensors)
     (x, y), *_ = bed.job(client, message).batches()
@@ -394,12 +394,12 @@ def test_the_work_declared_grows_with_the_features() -> None:
     method = bed.method("fedin")
     client = bed.context.clients[0]
     cold, warm = method.setup(), run(bed, method).state
-    assert method.work(cold, client, "train").each_step == ()
-    assert method.work(cold, client, "train").once == (Pass("forward", "features", 8),)
-    assert method.work(warm, client, "train").each_step == (Pass("train", "intermediate", 8),)
-    assert method.work(warm, client, "train").held_values == 8 * (6 + 5)
-    assert method.work(warm, client, "train").parameter_passes == 2
-    assert method.heaviest(cold, client) == method.work(warm, client, "train")
+    assert method.work(cold, Assignment(client=client)).each_step == ()
+    assert method.work(cold, Assignment(client=client)).once == (Pass("forward", "features", 8),)
+    assert method.work(warm, Assignment(client=client)).each_step == (Pass("train", "intermediate", 8),)
+    assert method.work(warm, Assignment(client=client)).held_values == 8 * (6 + 5)
+    assert method.work(warm, Assignment(client=client)).parameter_passes == 2
+    assert method.heaviest(cold, client) == method.work(warm, Assignment(client=client))
 
 
 def test_cuts_must_have_one_shape() -> None:

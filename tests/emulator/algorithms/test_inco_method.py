@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fleetbed.emulator.algorithms.inco import Params, cross_layer
-from fleetbed.emulator.method.algorithm import Arrival, Client
+from fleetbed.emulator.method.algorithm import Arrival, Assignment, Client
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.models.base import InputSpec
 from fleetbed.models.families.lookup import family
@@ -160,14 +160,14 @@ def test_only_the_deeper_blocks_change_and_each_reads_the_unmodified_delta() -> 
     rng = torch.Generator().manual_seed(5)
     arrivals = []
     for client in bed.context.clients:
-        sent = base.send(state, client, "train", 0)
+        sent = base.send(state, Assignment(client=client, task=0))
         moved = {
             n: t + 0.01 * torch.randn(t.shape, generator=rng) if t.is_floating_point() else t
             for n, t in sent.tensors.items()
         }
-        arrivals.append(Arrival(client=client, sent=sent, message=Bundle(moved)))
-    plain = base.merge(state, arrivals, "train", 1).state.tensors
-    merged = inco.merge(state, arrivals, "train", 1)
+        arrivals.append(Arrival(assignment=Assignment(client=client), sent=sent, message=Bundle(moved)))
+    plain = base.merge(state, arrivals).state.tensors
+    merged = inco.merge(state, arrivals)
     assert len(CROSS) == 16
     for name, tensor in merged.state.tensors.items():
         if name not in CROSS:
@@ -207,7 +207,9 @@ def test_it_adds_no_byte_and_leaves_the_client_alone(base: str) -> None:
     assert equal(plain.replies[0][1].message.tensors, inco.replies[0][1].message.tensors)
     client = bed.context.clients[1]
     state = plain.state
-    assert bed.method("inco", base=base).work(state, client, "train") == bed.method(base).work(state, client, "train")
+    assert bed.method("inco", base=base).work(state, Assignment(client=client)) == bed.method(base).work(
+        state, Assignment(client=client)
+    )
     first = bed.method(base).setup()  # FedIN's later tasks are heavier than those of the first round
     assert bed.method("inco", base=base).heaviest(first, client) == bed.method(base).heaviest(first, client)
 

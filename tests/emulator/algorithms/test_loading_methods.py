@@ -11,7 +11,6 @@ import pytest
 from algorithm_harness import Bed, ToyDepth
 
 from fleetbed.emulator.algorithms import load_algorithm, load_method, names, read_params
-from fleetbed.emulator.method.algorithm import Algorithm
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import AlgorithmChoice
 
@@ -40,7 +39,7 @@ def test_every_method_is_listed_with_one_line() -> None:
 def test_every_module_has_frozen_params_with_defaults_and_a_method() -> None:
     for name in METHODS:
         module = load_algorithm(name)
-        assert issubclass(module.Method, Algorithm)
+        assert callable(module.Method)
         assert module.Params.__struct_config__.frozen
         assert module.Params.__struct_config__.forbid_unknown_fields
         module.Params()  # every parameter has a default

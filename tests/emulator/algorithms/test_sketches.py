@@ -1,11 +1,12 @@
-"""The interface serves methods that are not shipped: Scaffold (client state) and FedMD (two stages, public data)."""
+"""The interface serves methods that are not shipped: FedMD has two stages and public data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
-from algorithm_harness import SGD, Bed, ToyDepth, ToyStrangers, ToyWidth, accuracy, equal, run, same
+from algorithm_harness import SGD, Bed, ToyStrangers, ToyWidth, accuracy, equal, run, same
 from msgspec import Struct
 from torch import Tensor
 from torch.nn import functional as F
@@ -13,19 +14,15 @@ from torch.nn import functional as F
 from fleetbed.emulator.method.algorithm import (
     Algorithm,
     Arrival,
-    Client,
-    Expected,
+    Assignment,
     Job,
     Merged,
     Needs,
     Reply,
     Target,
-    like,
 )
-from fleetbed.emulator.method.averaging import Averaging
-from fleetbed.emulator.method.bundle import Bundle, prefixed
+from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.local_training import cross_entropy_step, keep_model, own_targets, own_tensors, train
-from fleetbed.emulator.method.optimizers import Stepper
 from fleetbed.emulator.method.schedule import steps_of
 from fleetbed.emulator.randomness import derive
 from fleetbed.models.base import Net
@@ -35,56 +32,6 @@ from fleetbed.profiles.experiment import Training
 
 class NoParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pass
-
-
-class Scaffold(Averaging):
-    """Karimireddy et al., 2020, layer-wise: control variates c on the server, c_i kept by each client."""
-
-    def setup(self) -> Bundle:
-        state = super().setup()
-        nets = [self.context.family.outline(v, self.context.spec) for v in self.context.variants]
-        trainable = {n for net in nets for n, _ in net.named_parameters()}
-        zeros = {n: torch.zeros_like(t) for n, t in state.tensors.items() if n in trainable}
-        return Bundle({**state.tensors, **prefixed("c/", zeros)}, state.values)
-
-    def send(self, state: Bundle, client: Client, stage: str, task: int) -> Bundle:
-        weights = super().send(state, client, stage, task).tensors
-        return Bundle({**weights, **prefixed("c/", {n: c for n, c in state.under("c/").items() if n in weights})})
-
-    def client(self, job: Job, stage: str) -> Reply:
-        start = {n: t for n, t in job.message.tensors.items() if "/" not in n}
-        model = job.model(start)
-        lr = self.context.training.optimizer.lr
-        c = job.message.under("c/")
-        c_i = job.kept.tensors if job.kept is not None else {n: torch.zeros_like(t) for n, t in c.items()}
-        plain = cross_entropy_step(model)
-
-        def step(optimizer: Stepper, x: Tensor, y: Tensor) -> Tensor:
-            loss = plain(optimizer, x, y)
-            with torch.no_grad():
-                for n, p in model.named_parameters():
-                    p -= lr * (c[n] - c_i[n])
-            return loss
-
-        metrics = train(job, model, step)
-        steps = steps_of(job.client.samples, self.context.training)
-        after = dict(model.named_parameters())
-        c_plus = {n: c_i[n] - c[n] + (start[n] - after[n].detach()) / (steps * lr) for n in c}
-        change = {n: c_plus[n] - c_i[n] for n in c}
-        message = Bundle({**model.state_dict(), **prefixed("c/", change)})
-        return Reply(message=message, keep=Bundle(c_plus), metrics=metrics)
-
-    def expects(self, client: Client, stage: str, sent: Bundle) -> Expected | None:
-        return Expected(tensors=like(sent.tensors))  # a change of c for each c
-
-    def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
-        merged = super().merge(state, arrivals, stage, version)
-        held = [self.context.family.outline(c.variant, self.context.spec).state_dict() for c in self.context.clients]
-        controls = {}
-        for n, c in state.under("c/").items():
-            changes = [a.message.tensors[f"c/{n}"] for a in arrivals if f"c/{n}" in a.message.tensors]
-            controls[n] = c + sum(changes, torch.zeros_like(c)) / sum(n in names for names in held)
-        return Merged(state=Bundle({**merged.state.tensors, **prefixed("c/", controls)}, state.values))
 
 
 class FedMD(Algorithm):
@@ -104,19 +51,29 @@ class FedMD(Algorithm):
         x = self.context.public.draw(self.samples, derive(self.context.seed, round_, "public"))
         return Bundle({"x": x}, {"round": round_})
 
-    def send(self, state: Bundle, client: Client, stage: str, task: int) -> Bundle:
+    def send(self, state: Bundle, assignment: Assignment) -> Bundle:
         return state
 
-    def work(self, state: Bundle, client: Client, stage: str) -> Work:
+    def work(self, state: Bundle, assignment: Assignment) -> Work:
+        client, stage = assignment.client, assignment.stage
         public = Pass("forward" if stage == "logits" else "train", "all", self.samples)
+        values = self.samples * prod(self.context.spec.shape)
+        logits = self.samples * self.context.spec.classes
         if stage == "logits":
-            return Work(once=(public,), held_models=1)
+            return Work(once=(public,), held_models=1, bytes_down=4 * values, bytes_up=4 * logits)
         training = self.context.training
-        return Work(steps=steps_of(client.samples, training), batch=training.batch, once=(public,), held_models=1)
+        return Work(
+            steps=steps_of(client.samples, training),
+            batch=training.batch,
+            once=(public,),
+            held_models=1,
+            bytes_down=4 * (values + logits),
+            bytes_up=0,
+        )
 
-    def client(self, job: Job, stage: str) -> Reply:
+    def client(self, job: Job) -> Reply:
         model, x = job.model(own_tensors(job)), job.message.tensors["x"]
-        if stage == "logits":
+        if job.assignment.stage == "logits":
             with torch.no_grad():
                 return Reply(message=Bundle({"logits": model.eval()(x)}))
         self.digest(job, model, x)
@@ -127,9 +84,9 @@ class FedMD(Algorithm):
         F.l1_loss(model(x), job.message.tensors["consensus"]).backward()
         optimizer.step()
 
-    def merge(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Merged:
-        if stage == "digest":
-            return Merged(state=self.drawn(int(str(state.values["round"])) + 1))
+    def merge(self, state: Bundle, arrivals: Sequence[Arrival]) -> Merged:
+        if arrivals[0].assignment.stage == "digest":
+            return Merged(state=self.drawn(state.value("round", int) + 1))
         consensus = torch.stack([a.message.tensors["logits"] for a in arrivals]).mean(0)
         return Merged(state=Bundle({**state.tensors, "consensus": consensus}, state.values))
 
@@ -137,29 +94,7 @@ class FedMD(Algorithm):
         return own_targets(self.context)
 
 
-class FedRep(Averaging):
-    """Collins et al., 2021, in one line: the head stays with the client."""
-
-    sections = frozenset({"extractor", "intermediate"})
-
-
 PLAIN = Training(batch=8, epochs=2, optimizer=SGD)
-
-
-def test_scaffold() -> None:
-    bed = Bed(ToyDepth(None), ["one", "one", "three"], training=PLAIN)
-    method = Scaffold(NoParams(), bed.context)
-    so_far = run(bed, method, 3)
-    plain = run(bed, bed.method("heteroavg"), 1)
-    assert equal(
-        {n: t for n, t in so_far.merged[0].state.tensors.items() if "/" not in n}, plain.state.tensors
-    )  # c = 0
-    for n, c in so_far.state.under("c/").items():  # everyone took part: c is the mean of the c_i
-        own = [so_far.kept[k].tensors[n] for k in range(3) if n in so_far.kept[k].tensors]
-        torch.testing.assert_close(c, sum(own) / len(own), rtol=1e-4, atol=1e-6)
-    parameters = sum(p.numel() for p in bed.family.build("one", bed.spec).parameters())
-    assert so_far.sent[1][0].nbytes() == plain.sent[0][0].nbytes() + 4 * parameters  # twice the parameters
-    assert accuracy(bed, method, so_far) > 0.5
 
 
 def test_fedmd() -> None:
@@ -175,14 +110,6 @@ def test_fedmd() -> None:
     assert not torch.equal(so_far.sent[0][0].tensors["x"], so_far.sent[2][0].tensors["x"])
     assert same(so_far.state, run(bed, method, 3).state)
     assert accuracy(bed, method, so_far) > 0.6
-
-
-def test_fedrep() -> None:
-    bed = Bed(ToyDepth(None), ["one", "three"], samples=40, training=PLAIN)
-    method = FedRep(NoParams(), bed.context)
-    so_far = run(bed, method, 3)
-    assert not any("fc" in n for sent in so_far.sent for b in sent for n in b.tensors)
-    assert accuracy(bed, method, so_far) > 0.5
 
 
 def test_heterofl_without_its_scaler_is_layerwise_averaging_of_a_width_family() -> None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fleetbed.emulator.method.algorithm import Algorithm, Client, Reply
+from fleetbed.emulator.method.algorithm import Algorithm, Assignment, Client, Reply
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.wire import codec
 from fleetbed.emulator.wire.messages import from_worker
@@ -83,9 +83,10 @@ def case(title: str) -> Case:
     client = bed.context.clients[0]
     if stage == "gram":
         so_far.state = Bundle({"rad": so_far.state.tensors["rad"]}, so_far.state.values)
-    message = method.send(so_far.state, client, stage, 9)
-    reply = method.client(bed.job(client, message, so_far.kept.get(0), 9), stage)
-    return Case(method, client, stage, message, method.work(so_far.state, client, stage), reply)
+    task = Assignment(client=client, task=9, stage=stage)
+    message = method.send(so_far.state, task)
+    reply = method.client(bed.job(client, message, so_far.kept.get(0), 9, stage))
+    return Case(method, client, stage, message, method.work(so_far.state, task), reply)
 
 
 @pytest.mark.parametrize("title", sorted(METHODS))

@@ -81,7 +81,7 @@ def task(timing: Enforced, seconds: float = 50.0) -> Task:
 def test_a_plan_is_the_work_over_the_rate_of_the_device() -> None:
     for timing in (Modelled(TRAINING), enforced()):
         plan = timing.plan(device(), "resnet10", WORK, 3)
-        assert (plan.step_s, plan.total_s) == (pytest.approx(5.0), pytest.approx(50.0))
+        assert (plan.first_s(1), plan.total_s) == (pytest.approx(5.0), pytest.approx(50.0))
         assert plan.flops == FLOPS
 
 
@@ -90,7 +90,7 @@ def test_a_hot_device_goes_on_at_a_part_of_its_rate() -> None:
     hot = msgspec.structs.replace(device(), throttle=Throttle(after_s=20.0, rate=0.5))
     plan = timing.plan(hot, "resnet10", WORK, 0)
     assert plan.total_s == pytest.approx(20.0 + 30.0 / 0.5)
-    assert plan.step_s == pytest.approx(8.0)  # steps are paced evenly
+    assert plan.first_s(1) == pytest.approx(8.0)  # steps are paced evenly
     assert plan.flops == FLOPS
     short = msgspec.structs.replace(WORK, steps=3)
     assert timing.plan(hot, "resnet10", short, 0) == timing.plan(device(), "resnet10", short, 0)

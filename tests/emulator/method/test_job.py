@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fleetbed.emulator.method.algorithm import Client, Context
+from fleetbed.emulator.method.algorithm import Assignment, Client, Context
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.job import LocalJob
 from fleetbed.emulator.method.optimizers import make_optimizer
@@ -54,10 +54,9 @@ def job(
     )
     return LocalJob(
         context=context,
-        client=Client(client, "resnet10", samples),
+        assignment=Assignment(client=Client(client, "resnet10", samples), task=task),
         message=Bundle(),
         kept=None,
-        task=task,
         dataset=Numbered(),  # type: ignore[arg-type]
         indices=np.arange(100, 100 + samples),
         pacer=pacer,

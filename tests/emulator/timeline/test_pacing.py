@@ -6,6 +6,7 @@ import pytest
 
 from fleetbed.emulator.timeline import pacing
 from fleetbed.emulator.timeline.pacing import Pacer
+from fleetbed.emulator.timeline.plan import Pace
 from fleetbed.profiles.errors import HostCannot
 from fleetbed.profiles.types import Cpu, Device, Memory
 
@@ -37,7 +38,7 @@ def device(rate: float, train_scale: float = 1.0) -> Device:
 
 def test_late_wake_ups_do_not_add_up() -> None:
     clock = Clock()
-    pacer = Pacer(0.1, clock, clock.sleep)
+    pacer = Pacer([Pace(100, 0.1)], clock, clock.sleep)
     for _ in range(50):
         clock.now += 0.03  # the step's own work
         pacer.step()
@@ -47,7 +48,7 @@ def test_late_wake_ups_do_not_add_up() -> None:
 
 def test_a_late_step_is_made_up_for_by_the_next() -> None:
     clock = Clock()
-    pacer = Pacer(0.1, clock, clock.sleep)
+    pacer = Pacer([Pace(100, 0.1)], clock, clock.sleep)
     pacer.step()
     clock.now += 0.25
     pacer.step()  # the third was to start at 0.1: late
@@ -60,7 +61,7 @@ def test_a_late_step_is_made_up_for_by_the_next() -> None:
 
 def test_a_client_is_at_most_one_step_ahead_of_its_plan() -> None:
     clock = Clock()
-    pacer = Pacer(0.1, clock, clock.sleep)
+    pacer = Pacer([Pace(100, 0.1)], clock, clock.sleep)
     starts = []
     for _ in range(5):
         starts.append(clock.now - 100)
@@ -71,7 +72,7 @@ def test_a_client_is_at_most_one_step_ahead_of_its_plan() -> None:
 
 def test_work_beside_the_steps_belongs_to_the_plan() -> None:
     clock = Clock()
-    pacer = Pacer(0.1, clock, clock.sleep)
+    pacer = Pacer([Pace(100, 0.1)], clock, clock.sleep)
     pacer.step()
     clock.now += 0.05  # an evaluation after the last step
     assert pacer.finish(0.5) == pytest.approx(0.501)
@@ -79,7 +80,7 @@ def test_work_beside_the_steps_belongs_to_the_plan() -> None:
 
 def test_a_task_that_overran_ends_when_it_ends() -> None:
     clock = Clock()
-    pacer = Pacer(0.1, clock, clock.sleep)
+    pacer = Pacer([Pace(100, 0.1)], clock, clock.sleep)
     clock.now += 3.0
     pacer.step()
     assert pacer.finish(0.1) == pytest.approx(3.0)

@@ -52,7 +52,7 @@ def memory_mib(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
             memory={"model": memory},
             flops=size * 1e9 * work.steps,
             operations=Operations(),
-            step=Operations(),
+            steps=(Operations(),),
             parameters=size * 250_000,
             state_bytes=size * 1_000_000,
         )
@@ -127,7 +127,7 @@ def test_bytes_count_both_ways(memory_mib: dict[str, float]) -> None:
 
 def test_time_is_computing_and_transferring(memory_mib: dict[str, float]) -> None:
     """2 MB take 2 s down and 8 s up, 0.1 s is the round trip."""
-    assert transfer_seconds(LINK, 2_000_000) == pytest.approx(10.1)
+    assert transfer_seconds(LINK, 2_000_000, 2_000_000) == pytest.approx(10.1)
     asked: list[str] = []
 
     def seconds(variant: str, work: Work) -> float:

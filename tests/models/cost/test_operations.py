@@ -211,17 +211,17 @@ def test_steps_extra_passes_the_optimiser_and_parameter_passes_add_up() -> None:
         return cost(chosen, "resnet10", spec, declared, optimizer or Optimizer(momentum=0.0))
 
     one = found()
-    assert one.operations == one.step
-    assert found(steps=7).operations.memory_bytes == pytest.approx(7 * one.step.memory_bytes)
+    assert one.operations == one.steps[0]
+    assert found(steps=7).operations.memory_bytes == pytest.approx(7 * one.steps[0].memory_bytes)
     prox = found(parameter_passes=2)
-    assert prox.step.memory_bytes - one.step.memory_bytes == 2 * 12 * one.parameters
+    assert prox.steps[0].memory_bytes - one.steps[0].memory_bytes == 2 * 12 * one.parameters
     momentum, adam = found(Optimizer()), found(Optimizer(name="adam"))
-    assert momentum.step.memory_bytes - one.step.memory_bytes == 8 * one.parameters
-    assert adam.step.memory_bytes - one.step.memory_bytes == 16 * one.parameters
+    assert momentum.steps[0].memory_bytes - one.steps[0].memory_bytes == 8 * one.parameters
+    assert adam.steps[0].memory_bytes - one.steps[0].memory_bytes == 16 * one.parameters
     extra = found(each_step=(Pass("forward", "all", 4),))
-    assert one.step.conv_flop < extra.step.conv_flop < 1.5 * one.step.conv_flop
+    assert one.steps[0].conv_flop < extra.steps[0].conv_flop < 1.5 * one.steps[0].conv_flop
     after = found(once=(Pass("forward", "all", 40),))
-    assert after.step == one.step
+    assert after.steps[0] == one.steps[0]
     assert after.operations.conv_flop > 4 * one.operations.conv_flop / 3
 
 
