@@ -16,6 +16,7 @@ from test_bad_replies import METHODS
 from fleetbed.analysis.tables.runs import open_run
 from fleetbed.emulator.algorithms import heteroavg
 from fleetbed.emulator.engine.observer import Observer
+from fleetbed.emulator.method.algorithm import Arrival
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.records.records import SCHEMA_VERSION, Records
 from fleetbed.emulator.resume.checkpoint import Checkpoints
@@ -123,9 +124,9 @@ def test_it_stops_where_it_is_told_to_and_again_when_it_is_resumed(start: Start,
 def test_a_merge_that_overflows_is_said_and_does_not_crash(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     merge = heteroavg.Method.merge
 
-    def overflows(self: heteroavg.Method, state: Bundle, arrivals: object) -> object:
-        merged = merge(self, state, arrivals)  # type: ignore[arg-type]
-        if version == 2:
+    def overflows(self: heteroavg.Method, state: Bundle, arrivals: list[Arrival]) -> object:
+        merged = merge(self, state, arrivals)
+        if arrivals[0].assignment.round == 2:
             merged.state.tensors["fc.bias"] = torch.full_like(merged.state.tensors["fc.bias"], math.inf)
             merged.metrics["theta"] = math.nan
         return merged
