@@ -126,12 +126,14 @@ class AlgorithmChoice(Profile, frozen=True, kw_only=True):
     """A method by name with its parameters; `label` tells two settings of one method apart in plots.
 
     `variant` puts every client on the one variant (AllSmall, AllLarge) instead of what fits it or `model.assign` says.
+    `model` replaces the experiment's for this algorithm: a table may set methods for different families side by side.
     """
 
     name: str
     params: dict[str, Any] = {}  # noqa: RUF012 (msgspec copies it)
     label: Label | None = None
     variant: str | None = None
+    model: Model | None = None
 
     @property
     def title(self) -> str:
@@ -252,6 +254,11 @@ class RunConfig(Profile, frozen=True, kw_only=True):
     algorithm: AlgorithmChoice
     policy: Policy
     seed: int
+
+    @property
+    def model(self) -> Model:
+        """The model of this run: the algorithm's own, or the experiment's."""
+        return self.algorithm.model or self.experiment.model
 
     @property
     def name(self) -> str:

@@ -37,7 +37,7 @@ def dataset_of(run: Run) -> Dataset:
 
 
 def family_of(run: Run) -> Family:
-    model = run.config.experiment.model
+    model = run.config.model
     return family(model.family, model.options).narrow(model.variants)
 
 

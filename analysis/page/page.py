@@ -109,11 +109,12 @@ def _lead(runs: Sequence[Run], comparison: Comparison) -> str:
     seeds = sorted({run.config.seed for run in runs})
     kinds = len({client.device for client in runs[0].clients})
     partition = experiment.data.partition
+    families = ", ".join(dict.fromkeys(run.config.model.family for run in runs))
     skew = f" {partition.alpha:g}" if partition.kind == "dirichlet" else ""
     return (
         f"{methods} on {len(runs[0].clients)} clients of {kinds} kind{_s(range(kinds))} "
         f"(fleet {experiment.fleet}), {experiment.rounds} rounds, seed{_s(seeds)} {', '.join(map(str, seeds))}. "
-        f"Data: {experiment.data.name}, partition {partition.kind}{skew}; models: {experiment.model.family}; "
+        f"Data: {experiment.data.name}, partition {partition.kind}{skew}; models: {families}; "
         f"policy: {', '.join(dict.fromkeys(run.config.policy.kind for run in runs))}; "
         f"timing: {experiment.timing.source}."
     )

@@ -59,7 +59,7 @@ def differences(runs: Sequence[Run]) -> dict[str, str]:
         ("data", {short_text(run.config.experiment.data) for run in runs}),
         ("targets", {short_text(run.config.experiment.evaluation.targets) for run in runs}),
         ("fleet", {run.config.experiment.fleet for run in runs}),
-        ("model family", {run.config.experiment.model.family for run in runs}),
+        ("model family", {run.config.model.family for run in runs}),
         ("rounds", {str(run.config.experiment.rounds) for run in runs}),
         ("timing", {run.config.experiment.timing.source for run in runs}),
         ("processor", {str(run.about.host and run.about.host.cpu) for run in runs}),

@@ -8,7 +8,16 @@ it is the AllSmall or AllLarge of the papers.
 
 from __future__ import annotations
 
+from fleetbed.emulator.method.about import About
 from fleetbed.emulator.method.averaging import Averaging, Means
+
+ABOUT = About(
+    paper="McMahan et al., AISTATS 2017",
+    down="P + b",
+    up="P + b",
+    client="nothing",
+    server="one model per variant",
+)
 
 
 class Params(Means, frozen=True, kw_only=True, forbid_unknown_fields=True):

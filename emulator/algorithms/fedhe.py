@@ -23,6 +23,7 @@ from msgspec import Meta, Struct
 from torch import Tensor
 from torch.nn import functional as F
 
+from fleetbed.emulator.method.about import About
 from fleetbed.emulator.method.algorithm import (
     Algorithm,
     Arrival,
@@ -54,6 +55,15 @@ FORGET_PER_CLIENT = 10  # the released code collapses the sums every 10 K turns
 
 
 Results = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+
+
+ABOUT = About(
+    paper="Chan and Ngai, MSN 2021",
+    down="C(C+1), after as many results as there are clients",
+    up="C(C+1), without classes that it did not see",
+    client="its model and optimiser",
+    server="sums and counts of logits, C(C+1)",
+)
 
 
 class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from fleetbed.emulator.method import alignment
+from fleetbed.emulator.method.about import About
 from fleetbed.emulator.method.algorithm import (
     ROUND_POLICIES,
     Algorithm,
@@ -45,6 +46,16 @@ from fleetbed.models.work import Work
 from fleetbed.profiles.errors import BadInput
 
 Models = dict[int, tuple[str, Tensors]]  # by client: its variant and its weights
+
+
+ABOUT = About(
+    paper="Makhija et al., ICML 2022, Algorithm 2",
+    down="L·CHW + L², from the second round on",
+    up="P + b (client_side_gram: 0, then L² in a stage of its own)",
+    client="its model",
+    server="RAD and mean gram; all models with kbar_over all",
+    policies="all but async (client_side_gram: sync, deadline, over-select)",
+)
 
 
 class Params(alignment.Alignment, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,6 +19,7 @@ import torch
 from msgspec.structs import replace as replace_fields
 
 from fleetbed.emulator.method import alignment
+from fleetbed.emulator.method.about import About
 from fleetbed.emulator.method.algorithm import (
     ROUND_POLICIES,
     Arrival,
@@ -38,6 +39,16 @@ from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.types import Positive
 
 RAD, NEWEST = "rad/x", "newest/"
+
+
+ABOUT = About(
+    paper="Makhija et al., ICML 2022, Algorithm 1",
+    down="P + b, from the second round on also L·CHW",
+    up="P + b",
+    client="its last model",
+    server="one model, RAD",
+    policies="all but async",
+)
 
 
 class Params(alignment.Alignment, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -27,8 +27,9 @@ from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional as F
 
+from fleetbed.emulator.method.about import About
 from fleetbed.emulator.method.algorithm import Arrival, Assignment, Client, Context, Expected, Job, Spec
-from fleetbed.emulator.method.averaging import ALL_SECTIONS, Means
+from fleetbed.emulator.method.averaging import ALL_SECTIONS, ENDS, Aggregation, Means
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.features import check_cuts, cut_shapes, draw_pairs, noisy, projected
 from fleetbed.emulator.method.local_training import Step, foreign_batch, proximal
@@ -40,17 +41,24 @@ from fleetbed.models.base import Net, Tensors
 from fleetbed.models.work import Pass, Work
 from fleetbed.profiles.types import NonNegative
 
-Aggregation = Literal["layerwise", "same-architecture", "ends"]
 #: aggregation, lambda and mu of the two versions (mu/2 = 0.05 in the revision)
 VERSIONS: dict[str, tuple[Aggregation, float, float]] = {"tmlr": ("layerwise", 1, 0.1), "v1": ("ends", 2, 0)}
 IN, OUT, STORE = "features/in", "features/out", "store/"
 
 
+ABOUT = About(
+    paper="Chan et al., 2023 (v1) and TMLR 2024",
+    down="P + b, from the second round on also B(s_in + s_out)",
+    up="P + b + B(s_in + s_out)",
+    client="nothing (aggregation ends: its model)",
+    server="as heteroavg, and the newest B pairs of each client",
+)
+
+
 class Params(Means, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `Means`, and: (same-architecture counts clients by samples, Eq. 21, unless `weighting` is given)"""
 
-    version: Literal["tmlr", "v1"] = "tmlr"  # sets the next three where they are not given
-    aggregation: Aggregation | None = None  # ends: w_e and w_c only
+    version: Literal["tmlr", "v1"] = "tmlr"  # sets aggregation, lambda and mu where they are not given
     lambda_: NonNegative | None = field(default=None, name="lambda")  # Z = G_IN + (lambda/2) G_local
     mu: NonNegative | None = None  # proximal term; 0 is the ablation "w/o Prox"
     z: Literal["simplified", "projection", "none"] = "simplified"  # none is the ablation "w/o Opt"
@@ -71,7 +79,7 @@ class Method(Proximal):
         self.lambda_ = lambda_ if params.lambda_ is None else params.lambda_
         self.mu = mu if params.mu is None else params.mu
         self.apart = self.aggregation == "same-architecture"
-        self.sections = ALL_SECTIONS - {"intermediate"} if self.aggregation == "ends" else ALL_SECTIONS
+        self.sections = ENDS if self.aggregation == "ends" else ALL_SECTIONS
         self.weighting = params.weighting or ("samples" if self.apart else "clients")
         # a batch: two at least, for batch norm, and no more than the client with the most samples has
         self.pairs = max(2, batch_of(context.most_samples, params.batch or context.training.batch))

@@ -9,7 +9,16 @@ stays as it was. With one variant in use it is FedAvg.
 
 from __future__ import annotations
 
+from fleetbed.emulator.method.about import About
 from fleetbed.emulator.method.averaging import Averaging, Means
+
+ABOUT = About(
+    paper="Chan et al., FedIN, TMLR 2024, Eq. 19",
+    down="P + b",
+    up="P + b",
+    client="nothing",
+    server="one model, of which each variant is a part",
+)
 
 
 class Params(Means, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -23,6 +23,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from fleetbed.emulator.algorithms import load_method
+from fleetbed.emulator.method.about import About
 from fleetbed.emulator.method.algorithm import Context
 from fleetbed.emulator.method.averaging import Averaging
 from fleetbed.models.base import Tensors
@@ -32,6 +33,16 @@ from fleetbed.profiles.types import Positive
 
 EPSILON, LARGEST_THETA, LARGEST_UPDATE = 1e-7, 5.0, 0.1  # of the released code
 TINY = torch.finfo(torch.float32).tiny
+
+
+ABOUT = About(
+    paper="Chan et al., ICLR 2024",
+    down="its base's",
+    up="its base's",
+    client="its base's",
+    server="its base's",
+    policies="its base's",
+)
 
 
 class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

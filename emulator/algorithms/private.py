@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from fleetbed.emulator.method.about import About
 from fleetbed.emulator.method.algorithm import (
     Algorithm,
     Arrival,
@@ -35,6 +36,14 @@ from fleetbed.emulator.method.local_training import (
 from fleetbed.emulator.method.schedule import batch_of, steps_of
 from fleetbed.models.work import Work
 from fleetbed.profiles.experiment import Batch, Steps
+
+ABOUT = About(
+    paper="the control of FedHe and FedHeNN",
+    down="0",
+    up="0",
+    client="its model, and its optimiser if asked for",
+    server="nothing",
+)
 
 
 class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

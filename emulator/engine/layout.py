@@ -42,7 +42,7 @@ class Layout:
     def assigned(self) -> dict[int, str]:
         """The variant of every client where the experiment fixes it, whether it fits or not; else nothing."""
         fixed = self.config.algorithm.variant
-        names = self.config.experiment.model.assign if fixed is None else (fixed,)
+        names = self.config.model.assign if fixed is None else (fixed,)
         groups = np.array_split(np.arange(len(self.specs)), len(names)) if names else []
         return {int(number): name for name, group in zip(names, groups, strict=True) for number in group}
 
@@ -61,13 +61,14 @@ class Layout:
     def compared(self) -> list[Layout]:
         """The layout under each algorithm that the variants have to fit under, if they are to be common; else none."""
         experiment = self.config.experiment
-        if experiment.model.choose != "common":
+        if self.config.model.choose != "common":
             return []
         algorithms = [*experiment.algorithms]
         if self.config.algorithm not in algorithms:
             algorithms.append(self.config.algorithm)
         configs = [msgspec.structs.replace(self.config, algorithm=one) for one in algorithms if one.variant is None]
-        return [replace(self, config=config) for config in configs]
+        same = [config for config in configs if config.model == self.config.model]
+        return [replace(self, config=config) for config in same]
 
 
 def stand_ins(model: Family, assigned: Collection[str]) -> list[Client]:
@@ -80,10 +81,10 @@ def lay_out(config: RunConfig, search: Sequence[Path]) -> Layout:
     """Load and check everything that the configuration names. Nothing is written but the data's cache."""
     experiment = config.experiment
     specs = clients_of(load_fleet(experiment.fleet, search, "fleet"), search, experiment.fleet)
-    model = family(experiment.model.family, experiment.model.options).narrow(experiment.model.variants)
+    model = family(config.model.family, config.model.options).narrow(config.model.variants)
     if config.algorithm.variant is not None:
         model.check_variant(config.algorithm.variant)
-    check_assign(experiment.model, model, len(specs))
+    check_assign(config.model, model, len(specs))
     check_policy(experiment.participation, config.policy, len(specs))
     folder = prepare(experiment.data)
     dataset = open_dataset(folder)

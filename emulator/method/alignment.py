@@ -40,7 +40,7 @@ class Alignment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rad: Samples = 1000  # L, samples in the representation alignment dataset; the paper has 5000, the code 1000
     rad_every: Literal["step", "epoch"] = "step"  # align at every mini-batch (the code) or once an epoch (the paper)
     rad_batch: Samples | None = None  # align on so many random samples of the RAD at a time; None: on all
-    kernel: Kernel = "linear"
+    kernel: Kernel = "linear"  # of the grams
     sigma: Positive = 0.5  # rbf: the bandwidth, as a fraction of the median distance between representations
     statistics: Literal["batch", "running"] = "batch"  # by which batch norm makes the representations of both grams
     last_epochs: Count | None = None  # epochs of the last round, instead of the experiment's; the code has 10

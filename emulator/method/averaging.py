@@ -49,7 +49,9 @@ from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.types import Positive
 
 Weighting = Literal["clients", "samples"]
+Aggregation = Literal["layerwise", "same-architecture", "ends"]
 ALL_SECTIONS: frozenset[Section] = frozenset({"extractor", "intermediate", "classifier"})
+ENDS: frozenset[Section] = frozenset({"extractor", "classifier"})
 #: so many elements are averaged over all clients before the next ones: what is summed up stays in the cache
 CHUNK = 1 << 18
 LEAST_MASS = 1e-30
@@ -61,6 +63,9 @@ class Means(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     #: clients: all count the same; samples: by their number of samples; None: as the method has it
     weighting: Weighting | None = None
     delta_scale: Positive = 1.0  # the mean delta is multiplied by it; the released ViT code has 1/epochs
+    #: layerwise: over all that hold a tensor; same-architecture: over those of one variant; ends: layerwise, of
+    #: extractor and classifier only; None: as the method has it
+    aggregation: Aggregation | None = None
 
 
 class AddOn(Protocol):
@@ -93,6 +98,9 @@ class Averaging(Algorithm):
         if isinstance(params, Means):
             self.weighting = params.weighting or self.weighting
             self.delta_scale = params.delta_scale
+            if params.aggregation is not None:
+                self.apart = params.aggregation == "same-architecture"
+                self.sections = ENDS if params.aggregation == "ends" else self.sections
         self._index: dict[tuple[str, str, int], dict[str, Index]] = {}
         self._cuts: tuple[Bundle, dict[tuple[str, int], Tensors]] = (Bundle({}), {})  # of one state
 

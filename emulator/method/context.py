@@ -33,11 +33,11 @@ class PublicPool:
 
 def make_context(config: RunConfig, dataset: Dataset, split: Split, clients: Sequence[Client]) -> Context:
     experiment = config.experiment
-    fixed = {config.algorithm.variant} if config.algorithm.variant is not None else set(experiment.model.assign)
+    fixed = {config.algorithm.variant} if config.algorithm.variant is not None else set(config.model.assign)
     return Context(
         seed=config.seed,
         spec=dataset.spec,
-        family=family(experiment.model.family, experiment.model.options).narrow(experiment.model.variants),
+        family=family(config.model.family, config.model.options).narrow(config.model.variants),
         clients=tuple(clients),
         training=experiment.training,
         rounds=experiment.rounds,

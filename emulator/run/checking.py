@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from torch import Tensor
 
 from fleetbed.emulator.algorithms import load_method
@@ -24,7 +25,7 @@ from fleetbed.emulator.timeline.traces import load_presence, load_rates
 from fleetbed.models.base import Family, InputSpec
 from fleetbed.models.families.lookup import family
 from fleetbed.profiles.errors import HostCannot
-from fleetbed.profiles.experiment import Data, Experiment, RunConfig, runs
+from fleetbed.profiles.experiment import Data, Experiment, Model, RunConfig, runs
 from fleetbed.profiles.files import user_path
 from fleetbed.profiles.mistakes import Mistakes
 from fleetbed.profiles.resolve import clients_of, load_device, load_fleet, load_link
@@ -37,15 +38,15 @@ def check_experiment(experiment: Experiment, search: Sequence[Path], mistakes: M
     specs = attempt(lambda: clients_of(load_fleet(experiment.fleet, search, "fleet"), search, experiment.fleet))
     attempt(lambda: load_device(experiment.server.device, search, "server.device"))
     attempt(lambda: load_link(experiment.server.link, search, "server.link"))
-    model = _check_model(experiment, specs, mistakes)
+    models = _check_models(experiment, specs, mistakes)
     remarks = _missing(experiment.data)
     spec = attempt(lambda: _known_spec(experiment.data) if remarks else _spec(experiment.data))
-    if model is not None and spec is not None:
-        whole, given = model, spec
-        attempt(lambda: whole.check_input(given))
+    for model in {id(model): model for model in models if model is not None}.values():
+        if spec is not None:
+            attempt(lambda whole=model, given=spec: whole.check_input(given))  # type: ignore[misc]
     if specs is not None:
         _check_clients(experiment, specs, mistakes)
-    _check_methods(experiment, model, spec, mistakes)
+    _check_methods(experiment, models, spec, mistakes)
     if not mistakes.sentences and not remarks:
         for config in _representatives(experiment):
             try:
@@ -55,13 +56,28 @@ def check_experiment(experiment: Experiment, search: Sequence[Path], mistakes: M
     return remarks
 
 
-def _check_model(experiment: Experiment, specs: Sequence[ClientSpec] | None, mistakes: Mistakes) -> Family | None:
-    choice = experiment.model
+def _check_models(
+    experiment: Experiment, specs: Sequence[ClientSpec] | None, mistakes: Mistakes
+) -> list[Family | None]:
+    """The family of each algorithm, None where it is not known; each model is checked once."""
+    found: dict[bytes, Family | None] = {}
+    families = []
+    for algorithm in experiment.algorithms:
+        choice = algorithm.model or experiment.model
+        key = msgspec.json.encode(choice)
+        if key not in found:
+            found[key] = _check_model(choice, specs, mistakes)
+        model = found[key]
+        if model is not None and algorithm.variant is not None:
+            mistakes.attempt(lambda m=model, v=algorithm.variant: m.check_variant(v))  # type: ignore[misc]
+        families.append(model)
+    return families
+
+
+def _check_model(choice: Model, specs: Sequence[ClientSpec] | None, mistakes: Mistakes) -> Family | None:
     every = mistakes.attempt(lambda: family(choice.family, choice.options))
     model = None if every is None else mistakes.attempt(lambda: every.narrow(choice.variants))
     if model is not None:
-        for fixed in [a.variant for a in experiment.algorithms if a.variant is not None]:
-            mistakes.attempt(lambda fixed=fixed: model.check_variant(fixed))  # type: ignore[misc]
         mistakes.attempt(lambda: check_assign(choice, model, None if specs is None else len(specs)))
     return model
 
@@ -74,16 +90,19 @@ def _check_clients(experiment: Experiment, specs: Sequence[ClientSpec], mistakes
     mistakes.attempt(lambda: load_rates(experiment, len(specs), experiment.seeds[0]))
 
 
-def _check_methods(experiment: Experiment, model: Family | None, spec: InputSpec | None, mistakes: Mistakes) -> None:
+def _check_methods(
+    experiment: Experiment, models: Sequence[Family | None], spec: InputSpec | None, mistakes: Mistakes
+) -> None:
     """Names and parameters in any case; what goes with which policy, model and data where these are known."""
-    known = model is not None and spec is not None
-    whole = model or family("resnet-stage")
-    for number, choice in enumerate(experiment.algorithms):
+    for number, (choice, model) in enumerate(zip(experiment.algorithms, models, strict=True)):
+        known = model is not None and spec is not None
+        whole = model or family("resnet-stage")
+        assigned = (choice.model or experiment.model).assign if choice.variant is None else (choice.variant,)
         context = Context(
             seed=experiment.seeds[0],
             spec=spec or InputSpec((3, 32, 32), 10),
             family=whole,
-            clients=tuple(stand_ins(whole, experiment.model.assign if choice.variant is None else (choice.variant,))),
+            clients=tuple(stand_ins(whole, assigned)),
             training=experiment.training,
             rounds=experiment.rounds,
             public=_Promised(experiment.data.public) if experiment.data.public else None,

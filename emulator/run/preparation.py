@@ -146,7 +146,7 @@ def _timing(
         assert choice.replay is not None  # the experiment was checked
         return Replay(training, read_recording(Path(choice.replay), layout.config)), None
     calibration = calibration or _calibration(fleet, watch)
-    references = References(calibration, Store(), fleet.executor, experiment.model, spec, optimizer, watch.say)
+    references = References(calibration, Store(), fleet.executor, layout.config.model, spec, optimizer, watch.say)
     scale = make_time_scale(choice.time_scale)
     return Enforced(training, calibration.rate, references.host_s, scale), references
 

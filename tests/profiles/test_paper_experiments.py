@@ -70,7 +70,7 @@ def spec_of(experiment: Experiment) -> InputSpec:
 
 
 def groups(experiment: Experiment, config: RunConfig) -> tuple[str, ...]:
-    return (config.algorithm.variant,) if config.algorithm.variant else experiment.model.assign
+    return (config.algorithm.variant,) if config.algorithm.variant else config.model.assign
 
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS))
@@ -86,12 +86,12 @@ def test_methods_go_with_family_data_policy_and_pool(name: str) -> None:
     assert experiment.data.name in torchvision_sets.KNOWN
     assert experiment.data.download
     assert experiment.data.public < SHAPES[experiment.data.name][3]
-    # pre-trained weights would be downloaded; the outline is the same without them
-    options = {**experiment.model.options, "pretrained": False} if experiment.model.family == "vit-layer" else None
-    models = family(experiment.model.family, options or experiment.model.options)
     spec = spec_of(experiment)
-    models.check_input(spec)
     for config in runs(load_experiment(name, sets=["seeds=[1]"])):
+        # pre-trained weights would be downloaded; the outline is the same without them
+        options = {"pretrained": False} if config.model.family == "vit-layer" else {}
+        models = family(config.model.family, {**config.model.options, **options})
+        models.check_input(spec)
         names = groups(experiment, config)
         assert names, "a paper says which client has which model"
         for variant in names:
@@ -161,11 +161,11 @@ def test_the_settings_in_the_header_can_be_given(name: str) -> None:
         assert sets
         changed = load_experiment(name, sets=sets)
         assert changed != EXPERIMENTS[name], sets
-        models = family(changed.model.family, {**changed.model.options})
         for choice in changed.algorithms:
             read_params(choice)
-            for variant in (choice.variant,) if choice.variant else changed.model.assign:
-                models.check_variant(variant)
+            model = choice.model or changed.model
+            for variant in (choice.variant,) if choice.variant else model.assign:
+                family(model.family, model.options).check_variant(variant)
         assert clients_of(load_fleet(changed.fleet))
         assert changed.data.name in torchvision_sets.KNOWN or changed.data.name.endswith(".npz")
 
