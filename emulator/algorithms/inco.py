@@ -48,7 +48,7 @@ ABOUT = About(
 class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     base: str = "heteroavg"  # the method that it adds to, one that averages weights
     base_params: dict[str, Any] = {}  # the parameters of that method
-    mode: Literal["released", "paper", "theorem"] = "released"
+    mode: Literal["released", "paper", "theorem"] = "released"  # which of the three definitions above
     per: Literal["kernel", "layer"] | None = None  # what has its own alpha and beta; None: as the mode has it
     normalise: bool = True  # released only: false is the ablation "w/o Normalization", g_k + theta g_0
     optimise: bool = True  # released only: false is the ablation "w/o Optimization", theta = 1
