@@ -71,13 +71,13 @@ def method_info(name: str) -> MethodInfo:
     from msgspec import structs
 
     from fleetbed.emulator.algorithms import load_algorithm, names
-    from fleetbed.emulator.method.about import About, parameters
+    from fleetbed.emulator.method.description import Description, parameters
 
     module = load_algorithm(name, "fleetbed methods")
     about = getattr(module, "ABOUT", None)
     return MethodInfo(
         name=name,
         title=names()[name],
-        **(structs.asdict(about) if isinstance(about, About) else {}),
+        **(structs.asdict(about) if isinstance(about, Description) else {}),
         parameters=[structs.asdict(each) for each in parameters(module.Params)],
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from fleetbed.analysis.tables.rows import CapRow, Host, HostKnob
+from fleetbed.analysis.tables.about import Host, HostKnob
 from fleetbed.analysis.tables.runs import Run
 from fleetbed.analysis.tables.units import MISSING, data_bytes, digits, percent, seconds
+from fleetbed.emulator.records.tables import CapRow
 
 MOST_NOTICES = 200
 HEADS = ("Knob", "Status", "By", "Clients", "Read back off by", "Proved off by", "Note")
@@ -43,7 +44,7 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _slowed(run: Run) -> str:
-    found = sorted(task.dilation for task in run.tasks if task.dilation is not None)
+    found = sorted(task.time_scale for task in run.tasks if task.time_scale is not None)
     if not found:
         return ""
     least, most = digits(found[0]), digits(found[-1])

@@ -7,10 +7,10 @@ from statistics import median
 
 from msgspec import Struct
 
-from fleetbed.analysis.tables.rows import ClientRow, EvaluationRow, TaskRow
 from fleetbed.analysis.tables.runs import Run
 from fleetbed.analysis.tables.stragglers import round_costs
 from fleetbed.emulator.method.series import TargetSeries
+from fleetbed.emulator.records.tables import ClientRow, EvaluationRow, TaskRow
 from fleetbed.profiles.errors import BadInput
 
 OUTCOMES = ("ok", "late", "oom", "crash", "hang", "offline", "refused", "diverged")

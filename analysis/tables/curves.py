@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetbed.analysis.tables.rows import EvaluationRow
 from fleetbed.analysis.tables.runs import Run
 from fleetbed.analysis.tables.series import Series
 from fleetbed.emulator.method.series import TargetSeries
+from fleetbed.emulator.records.tables import EvaluationRow
 
 Axis = Literal["time", "rounds", "bytes", "joules", "flops"]
 AXES: tuple[Axis, ...] = ("time", "rounds", "bytes", "joules", "flops")
@@ -55,11 +55,10 @@ def mean_accuracy(evaluations: Sequence[EvaluationRow]) -> float:
 
     A model that diverged among others counts with what it still gets right: leaving it out would flatter the method.
     """
-    values = [evaluation.accuracy for evaluation in evaluations]
-    known = [value for value in values if value is not None]
-    if len(known) < len(values) or all(evaluation.diverged for evaluation in evaluations):
+    if all(evaluation.diverged for evaluation in evaluations):
         return float("nan")
-    return float(np.average(known, weights=[evaluation.samples for evaluation in evaluations]))
+    values = [evaluation.accuracy for evaluation in evaluations]
+    return float(np.average(values, weights=[evaluation.samples for evaluation in evaluations]))
 
 
 @lru_cache(maxsize=512)  # a report asks for each several times

@@ -11,22 +11,14 @@ from typing import Any
 import msgspec
 
 from fleetbed.analysis.tables.curves import curve
-from fleetbed.analysis.tables.rows import CapRow, ClientRow, EvaluationRow, MetricRow, NoticeRow, RoundRow, TaskRow
 from fleetbed.analysis.tables.runs import Run
 from fleetbed.analysis.tables.series import evaluated_in, shown_of
 from fleetbed.analysis.tables.writing import csv_text, writable
 from fleetbed.emulator.method.series import TargetSeries
+from fleetbed.emulator.records import tables
 from fleetbed.profiles.errors import BadInput, HostCannot, nearest
 
-TABLES: dict[str, type[msgspec.Struct]] = {
-    "clients": ClientRow,
-    "caps": CapRow,
-    "rounds": RoundRow,
-    "tasks": TaskRow,
-    "evaluations": EvaluationRow,
-    "metrics": MetricRow,
-    "notices": NoticeRow,
-}
+TABLES = {row.table: row for row in tables.TABLES if row is not tables.MetaRow}
 
 
 def export(runs: Sequence[Run], form: str, out: Path, asked_series: str | None = None) -> list[Path]:
@@ -46,8 +38,8 @@ def export(runs: Sequence[Run], form: str, out: Path, asked_series: str | None =
 
 
 def columns_of(name: str) -> tuple[str, ...]:
-    """Those of the table, and the series of an evaluation."""
-    fields = TABLES[name].__struct_fields__
+    """The columns of the table; those of evaluations with their series."""
+    fields = tables.columns(TABLES[name])
     return (*fields, "series") if name == "evaluations" else fields
 
 

@@ -1,4 +1,4 @@
-"""Opens run folders: the one place that knows the tables of run.sqlite.
+"""Opens run folders.
 
 A run is read in one read-only transaction, so a live run can be opened at any moment; what comes back is
 frozen data whose types and ranges were checked. A run that did not end is read as far as it went, and says so in
@@ -8,20 +8,19 @@ frozen data whose types and ranges were checked. A run that did not end is read 
 from __future__ import annotations
 
 import os
-import re
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
-from msgspec import Struct
 
-from fleetbed.analysis.tables.rows import (
-    About,
+from fleetbed.analysis.tables.about import About
+from fleetbed.emulator.records.reading import read_rows, unknown_version
+from fleetbed.emulator.records.tables import (
     CapRow,
     ClientRow,
     Count,
@@ -31,15 +30,12 @@ from fleetbed.analysis.tables.rows import (
     RoundRow,
     TaskRow,
 )
-from fleetbed.emulator.records.records import SCHEMA_VERSION
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import RunConfig
 from fleetbed.profiles.older import up_to_date
 from fleetbed.profiles.yaml_text import plain
 
 DATABASE = "run.sqlite"
-#: columns that runs of earlier versions may lack
-ADDED = {"dilation", "ended_s", "waited_s", "plan_flops"}
 WHAT_TO_GIVE = f"give the folder of a run (it holds {DATABASE}) or of a study (it holds run folders)"
 WHAT_TO_DO = "copy the folder again or leave it out"
 
@@ -73,7 +69,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """What to tell a reader about how far this run went."""
+        """How far this run went, for the reader."""
         reached = self.rounds[-1].round if self.rounds else 0
         so_far = f"after round {reached} of {self.config.experiment.rounds}"
         if self.finished:
@@ -84,16 +80,13 @@ class Run:
 
     @property
     def device_s(self) -> float:
-        """Device time at the last thing that is known of the run."""
+        """Device time of the last merge or evaluation."""
         ends = [self.rounds[-1].device_end_s] if self.rounds else []
         return max(ends + [e.device_s for e in self.evaluations[-1:]], default=0.0)
 
 
-Row = TypeVar("Row", bound=Struct)
-
-
 def find_runs(paths: Iterable[Path]) -> list[Path]:
-    """The run folders that the paths mean: each is a run itself, or a study with its runs directly below."""
+    """List the run folders at the paths, each of which is a run or a study with its runs directly below."""
     found: dict[Path, None] = {}
     for path in paths:
         try:
@@ -162,34 +155,33 @@ def _read(folder: Path, db: sqlite3.Connection) -> Run:
     if sound != "ok":
         raise _damaged(path, sound)
     meta = _meta(path, db)
-    run = Run(
-        folder=folder.resolve(),
-        config=_config(path, meta),
-        meta=meta,
-        clients=_table(path, db, "clients", ClientRow, "client"),
-        caps=_table(path, db, "caps", CapRow, "client, knob"),
-        rounds=_table(path, db, "rounds", RoundRow, "version"),
-        tasks=_table(path, db, "tasks", TaskRow, "task"),
-        evaluations=_table(path, db, "evaluations", EvaluationRow, "version, target"),
-        metrics=_table(path, db, "metrics", MetricRow, "rowid"),
-        notices=_table(path, db, "notices", NoticeRow, "rowid"),
-    )
+    try:
+        run = Run(
+            folder=folder.resolve(),
+            config=_config(path, meta),
+            meta=meta,
+            clients=tuple(read_rows(db, ClientRow)),
+            caps=tuple(read_rows(db, CapRow)),
+            rounds=tuple(read_rows(db, RoundRow)),
+            tasks=tuple(read_rows(db, TaskRow)),
+            evaluations=tuple(read_rows(db, EvaluationRow)),
+            metrics=tuple(read_rows(db, MetricRow)),
+            notices=tuple(read_rows(db, NoticeRow)),
+        )
+    except msgspec.ValidationError as error:
+        raise _damaged(path, error) from error
     _check(path, run)
     return run
 
 
 def _meta(path: Path, db: sqlite3.Connection) -> dict[str, Any]:
-    """The table `meta`, of a version that this reader knows."""
+    """Read the table `meta`; records of a version that is not known are refused."""
     try:
         meta = {str(key): msgspec.json.decode(value) for key, value in db.execute("SELECT key, value FROM meta")}
     except (msgspec.DecodeError, TypeError, RecursionError) as error:
         raise _damaged(path, f"table meta: {error}") from error
-    version = meta.get("schema_version")
-    if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
-        raise BadInput(
-            f"{path}: schema_version is {version}, this fleetbed reads up to {SCHEMA_VERSION}; "
-            f"open it with fleetbed {meta.get('fleetbed_version', 'of the version that wrote it')} or newer."
-        )
+    if (problem := unknown_version(meta)) is not None:
+        raise BadInput(f"{path}: {problem}.")
     return meta
 
 
@@ -200,21 +192,8 @@ def _config(path: Path, meta: dict[str, Any]) -> RunConfig:
         raise BadInput(f"{path}: the stored config is not one that this fleetbed knows ({error}).") from error
 
 
-def _table(path: Path, db: sqlite3.Connection, table: str, row: type[Row], order: str) -> tuple[Row, ...]:
-    absent = ADDED - {name for _, name, *_ in db.execute(f"PRAGMA table_info({table})")}
-    columns = ", ".join("NULL" if name in absent else name for name in row.__struct_fields__)
-    values = db.execute(f"SELECT {columns} FROM {table} ORDER BY {order}").fetchall()
-    try:
-        return tuple(msgspec.convert(values, list[row]))  # type: ignore[valid-type]
-    except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at ")
-        place = re.search(r"\[(\d+)\]\[(\d+)\]", where)
-        cell = f" row {int(place[1]) + 1}, {row.__struct_fields__[int(place[2])]}" if place else ""
-        raise _damaged(path, f"table {table}{cell}: {what.replace('`', '')}") from error
-
-
 def _check(path: Path, run: Run) -> None:
-    """What types cannot say: the values of `meta`, and rows that refer to each other."""
+    """Check what the types of rows cannot: the values of `meta`, and rows that refer to each other."""
     try:
         run.about  # noqa: B018 - converted here, so that nobody after this meets a wrong value
         classes = {len(msgspec.json.decode(client.label_counts, type=list[Count])) for client in run.clients}

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fleetbed.analysis.tables.rows import RoundRow, TaskRow
 from fleetbed.analysis.tables.runs import Run
+from fleetbed.emulator.records.tables import RoundRow, TaskRow
 
 ROUND_POLICIES = ("sync", "deadline", "over-select")  # under the others nobody waits for a round to end
 

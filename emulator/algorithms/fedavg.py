@@ -8,10 +8,10 @@ it is the AllSmall or AllLarge of the papers.
 
 from __future__ import annotations
 
-from fleetbed.emulator.method.about import About
 from fleetbed.emulator.method.averaging import Averaging, Means
+from fleetbed.emulator.method.description import Description
 
-ABOUT = About(
+ABOUT = Description(
     paper="McMahan et al., AISTATS 2017",
     down="P + b",
     up="P + b",

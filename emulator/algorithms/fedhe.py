@@ -23,7 +23,6 @@ from msgspec import Meta, Struct
 from torch import Tensor
 from torch.nn import functional as F
 
-from fleetbed.emulator.method.about import About
 from fleetbed.emulator.method.algorithm import (
     Algorithm,
     Arrival,
@@ -37,6 +36,7 @@ from fleetbed.emulator.method.algorithm import (
     Target,
 )
 from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.method.description import Description
 from fleetbed.emulator.method.local_training import (
     keep_model,
     kept_models,
@@ -57,7 +57,7 @@ FORGET_PER_CLIENT = 10  # the released code collapses the sums every 10 K turns
 Results = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 
 
-ABOUT = About(
+ABOUT = Description(
     paper="Chan and Ngai, MSN 2021",
     down="C(C+1), after as many results as there are clients",
     up="C(C+1), without classes that it did not see",

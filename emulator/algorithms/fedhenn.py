@@ -24,7 +24,6 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from fleetbed.emulator.method import alignment
-from fleetbed.emulator.method.about import About
 from fleetbed.emulator.method.algorithm import (
     ROUND_POLICIES,
     Algorithm,
@@ -40,6 +39,7 @@ from fleetbed.emulator.method.algorithm import (
     Target,
 )
 from fleetbed.emulator.method.bundle import Bundle, Value
+from fleetbed.emulator.method.description import Description
 from fleetbed.emulator.method.local_training import cross_entropy_step, keep_model, own_targets, own_tensors, train
 from fleetbed.models.base import Net, Tensors
 from fleetbed.models.work import Work
@@ -48,7 +48,7 @@ from fleetbed.profiles.errors import BadInput
 Models = dict[int, tuple[str, Tensors]]  # by client: its variant and its weights
 
 
-ABOUT = About(
+ABOUT = Description(
     paper="Makhija et al., ICML 2022, Algorithm 2",
     down="L·CHW + L², from the second round on",
     up="P + b (client_side_gram: 0, then L² in a stage of its own)",

@@ -19,7 +19,6 @@ import torch
 from msgspec.structs import replace as replace_fields
 
 from fleetbed.emulator.method import alignment
-from fleetbed.emulator.method.about import About
 from fleetbed.emulator.method.algorithm import (
     ROUND_POLICIES,
     Arrival,
@@ -32,6 +31,7 @@ from fleetbed.emulator.method.algorithm import (
 )
 from fleetbed.emulator.method.averaging import Averaging, Weighting
 from fleetbed.emulator.method.bundle import Bundle, Value
+from fleetbed.emulator.method.description import Description
 from fleetbed.emulator.method.local_training import Step, keep_model, own_targets
 from fleetbed.models.base import Net, Tensors
 from fleetbed.models.work import Work
@@ -41,7 +41,7 @@ from fleetbed.profiles.types import Positive
 RAD, NEWEST = "rad/x", "newest/"
 
 
-ABOUT = About(
+ABOUT = Description(
     paper="Makhija et al., ICML 2022, Algorithm 1",
     down="P + b, from the second round on also L·CHW",
     up="P + b",

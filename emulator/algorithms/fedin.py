@@ -27,10 +27,10 @@ from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional as F
 
-from fleetbed.emulator.method.about import About
 from fleetbed.emulator.method.algorithm import Arrival, Assignment, Client, Context, Expected, Job, Spec
 from fleetbed.emulator.method.averaging import ALL_SECTIONS, ENDS, Aggregation, Means
 from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.method.description import Description
 from fleetbed.emulator.method.features import check_cuts, cut_shapes, draw_pairs, noisy, projected
 from fleetbed.emulator.method.local_training import Step, foreign_batch, proximal
 from fleetbed.emulator.method.optimizers import Stepper
@@ -46,7 +46,7 @@ VERSIONS: dict[str, tuple[Aggregation, float, float]] = {"tmlr": ("layerwise", 1
 IN, OUT, STORE = "features/in", "features/out", "store/"
 
 
-ABOUT = About(
+ABOUT = Description(
     paper="Chan et al., 2023 (v1) and TMLR 2024",
     down="P + b, from the second round on also B(s_in + s_out)",
     up="P + b + B(s_in + s_out)",

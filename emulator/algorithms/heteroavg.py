@@ -9,10 +9,10 @@ stays as it was. With one variant in use it is FedAvg.
 
 from __future__ import annotations
 
-from fleetbed.emulator.method.about import About
 from fleetbed.emulator.method.averaging import Averaging, Means
+from fleetbed.emulator.method.description import Description
 
-ABOUT = About(
+ABOUT = Description(
     paper="Chan et al., FedIN, TMLR 2024, Eq. 19",
     down="P + b",
     up="P + b",

@@ -23,9 +23,9 @@ from msgspec import Struct
 from torch import Tensor
 
 from fleetbed.emulator.algorithms import load_method
-from fleetbed.emulator.method.about import About
 from fleetbed.emulator.method.algorithm import Context
 from fleetbed.emulator.method.averaging import Averaging
+from fleetbed.emulator.method.description import Description
 from fleetbed.models.base import Tensors
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import AlgorithmChoice
@@ -35,7 +35,7 @@ EPSILON, LARGEST_THETA, LARGEST_UPDATE = 1e-7, 5.0, 0.1  # of the released code
 TINY = torch.finfo(torch.float32).tiny
 
 
-ABOUT = About(
+ABOUT = Description(
     paper="Chan et al., ICLR 2024",
     down="its base's",
     up="its base's",

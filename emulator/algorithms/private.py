@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from fleetbed.emulator.method.about import About
 from fleetbed.emulator.method.algorithm import (
     Algorithm,
     Arrival,
@@ -24,6 +23,7 @@ from fleetbed.emulator.method.algorithm import (
     Target,
 )
 from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.method.description import Description
 from fleetbed.emulator.method.local_training import (
     cross_entropy_step,
     keep_model,
@@ -37,7 +37,7 @@ from fleetbed.emulator.method.schedule import batch_of, steps_of
 from fleetbed.models.work import Work
 from fleetbed.profiles.experiment import Batch, Steps
 
-ABOUT = About(
+ABOUT = Description(
     paper="the control of FedHe and FedHeNN",
     down="0",
     up="0",

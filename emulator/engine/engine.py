@@ -381,7 +381,7 @@ class Engine:
     # clocks and rows
 
     def _write(self, task: Task) -> None:
-        self._records.write({"tasks": [task_row(task, self.participants[task.client].spec.device)]})
+        self._records.write([task_row(task, self.participants[task.client].spec.device)])
 
     def _host_s(self) -> float:
         return time.monotonic() - self.started_s

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
-import msgspec
 from msgspec import Struct
 
 from fleetbed.emulator.method.algorithm import Target
@@ -13,6 +12,7 @@ from fleetbed.emulator.method.bundle import Bundle, prefixed
 from fleetbed.emulator.processes.executor import SERVICE, Executor, Order
 from fleetbed.emulator.records.records import Records, finite
 from fleetbed.emulator.records.results import Result, result_of
+from fleetbed.emulator.records.tables import EvaluationRow
 from fleetbed.emulator.wire import codec
 from fleetbed.emulator.wire.messages import EXTRAS, Evaluate, Evaluated
 from fleetbed.profiles.errors import FleetbedError
@@ -34,8 +34,8 @@ class Evaluations:
         self._records = records
         self._batch = batch
         self._next = -1
-        self._pending: dict[int, dict[str, Any]] = {}
-        self._measured: dict[int, list[dict[str, Any]]] = {}  # by version, until all of its targets are measured
+        self._pending: dict[int, tuple[Target, Moment]] = {}
+        self._measured: dict[int, list[EvaluationRow]] = {}  # by version, until all of its targets are measured
         self.latest: Result | None = None  # of the newest version that was measured as a whole, for whoever watches
         self.on_diverged: Callable[[str, float], None] = lambda *_: None  # told of losses that are not finite
 
@@ -56,41 +56,44 @@ class Evaluations:
                 batch=self._batch,
                 recalibrate=target.recalibrate,
             )
-            self._pending[self._next] = {
-                **msgspec.structs.asdict(when),
-                "target": target.name,
-                "variant": target.variant,
-                "client": target.client,
-                "local": int(target.local),
-            }
+            self._pending[self._next] = replace(target, tensors=None, extras={}), when
             frames = codec.pack(Bundle({**(target.tensors or {}), **prefixed(EXTRAS, target.extras)}))
             self._executor.submit(Order(header=header, worker=SERVICE, frames=frames, start_s=when.device_s))
             self._next -= 1
 
     def collect(self, *, wait: bool = False, before: int | None = None) -> None:
         """Record what has come in; with `wait`, all of it, or all of versions `before` this one."""
-        for number, row in sorted(self._pending.items(), reverse=True):
-            due = wait and (before is None or row["version"] < before)
+        for number, (target, when) in sorted(self._pending.items(), reverse=True):
+            due = wait and (before is None or when.version < before)
             if not due and number not in self._executor.outcomes:
                 continue
             outcome = self._executor.wait(number)
             if not isinstance(outcome.answer, Evaluated):
-                raise FleetbedError(f"evaluating {row['target']} failed: {outcome.detail}")
+                raise FleetbedError(f"evaluating {target.name} failed: {outcome.detail}")
             found = outcome.answer
             del self._pending[number]
-            loss = finite(found.loss)
-            measured = {"samples": found.samples, "accuracy": found.accuracy, "loss": loss}
-            self._records.write({"evaluations": [{**row, **measured}]})
-            self._note({**row, **measured})
-            if loss is None and found.samples:
-                text = f"the loss of {row['target']} after round {row['round']} is {found.loss}"
-                self.on_diverged(text, row["device_s"])
+            row = EvaluationRow(
+                version=when.version,
+                round=when.round,
+                device_s=when.device_s,
+                target=target.name,
+                variant=target.variant,
+                client=target.client,
+                local=int(target.local),
+                samples=found.samples,
+                accuracy=found.accuracy,
+                loss=finite(found.loss),
+            )
+            self._records.write([row])
+            self._note(row)
+            if row.loss is None and row.samples:
+                self.on_diverged(f"the loss of {row.target} after round {row.round} is {found.loss}", row.device_s)
 
-    def _note(self, row: dict[str, Any]) -> None:
+    def _note(self, row: EvaluationRow) -> None:
         """Keep the result of a version once all of its targets are measured."""
-        version = row["version"]
+        version = row.version
         self._measured.setdefault(version, []).append(row)
-        if all(pending["version"] != version for pending in self._pending.values()):
+        if all(when.version != version for _, when in self._pending.values()):
             result = result_of(self._measured.pop(version))
             if result is not None and (self.latest is None or version >= self.latest.version):
                 self.latest = result

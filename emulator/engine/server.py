@@ -13,6 +13,7 @@ from fleetbed.emulator.engine.task import Task, assignment_of, task_row
 from fleetbed.emulator.method.algorithm import Arrival, Merged
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.records.records import Records, finite
+from fleetbed.emulator.records.tables import MetricRow, RoundRow
 from fleetbed.emulator.timeline.events import Event, Kind
 from fleetbed.emulator.timeline.plan import server_seconds
 
@@ -104,30 +105,24 @@ class Server:
     def _write(self, tasks: Sequence[Task], metrics: dict[str, float]) -> None:
         p = self._progress
         now_s = p.timeline.now_s
+        merge = RoundRow(
+            version=p.version,
+            round=p.policy.round,
+            stage=tasks[0].stage,
+            device_start_s=p.round_start_s,
+            device_end_s=now_s,
+            server_s=now_s - max(t.uploaded_s or now_s for t in tasks),
+            host_start_s=p.round_host_s,
+            host_end_s=self._host_s(),
+            merged=len(tasks),
+        )
         self._records.write(
-            {
-                "tasks": [task_row(task, self._participants[task.client].spec.device) for task in tasks],
-                "rounds": [
-                    {
-                        "version": p.version,
-                        "round": p.policy.round,
-                        "stage": tasks[0].stage,
-                        "device_start_s": p.round_start_s,
-                        "device_end_s": now_s,
-                        "server_s": now_s - max(t.uploaded_s or now_s for t in tasks),
-                        "host_start_s": p.round_host_s,
-                        "host_end_s": self._host_s(),
-                        "merged": len(tasks),
-                    }
-                ],
-                "metrics": [
-                    {"version": p.version, "task": number, "name": name, "value": finite(value)}
-                    for number, name, value in [
-                        *((None, name, value) for name, value in metrics.items()),
-                        *((task.number, name, value) for task in tasks for name, value in task.metrics.items()),
-                    ]
-                ],
-            }
+            [
+                *(task_row(task, self._participants[task.client].spec.device) for task in tasks),
+                merge,
+                *(MetricRow(p.version, None, name, finite(value)) for name, value in metrics.items()),
+                *(MetricRow(p.version, task.number, *metric) for task in tasks for metric in task.metrics.items()),
+            ]
         )
 
     # looking at the model

@@ -1,4 +1,4 @@
-"""A task: what it was, when each phase was in both clocks, what it cost, how it ended."""
+"""A task: its work, its phases in device time and host time, what it cost, how it ended."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from fleetbed.emulator.method.algorithm import Assignment, Client
 from fleetbed.emulator.records.records import finite
+from fleetbed.emulator.records.tables import TaskRow, columns
 from fleetbed.emulator.timeline.plan import Pace
 from fleetbed.emulator.wire.messages import Trained
 from fleetbed.profiles.types import Device
@@ -64,7 +65,7 @@ class Task(Struct, kw_only=True):
     metrics: dict[str, float | None] = {}  # what its method reports beside the loss
 
     def take(self, answer: Trained) -> None:
-        """What the worker's meters said."""
+        """Take over what the worker measured and reported."""
         self.keep = answer.keep
         self.cpu_s, self.throttled_s = answer.cpu_s, answer.throttled_s
         self.peak_bytes, self.anon_bytes = answer.peak_bytes, answer.anon_bytes
@@ -74,7 +75,7 @@ class Task(Struct, kw_only=True):
         self.metrics = {name: finite(value) for name, value in answer.metrics.items() if name != "loss"}
 
     def cut(self, passed: float) -> None:
-        """Of the transfer that is under way, if any, only the part that has `passed` counts."""
+        """Count only the part that has `passed` of the transfer that is under way, if any."""
         if self.compute_start_s is None:
             self.bytes_down = int(self.bytes_down * passed)
         elif self.compute_end_s is not None and self.bytes_up is not None:
@@ -88,7 +89,7 @@ class Task(Struct, kw_only=True):
 
     @property
     def done_flops(self) -> float:
-        """What it has done of its work; a task that failed while it computed counts whole."""
+        """FLOPs done so far; all of them if the task failed while it computed."""
         if self.compute_start_s is None:
             return 0.0
         needed_s = max(self.plan_s, self.measured_s or 0.0)
@@ -98,7 +99,7 @@ class Task(Struct, kw_only=True):
 
     @property
     def doing(self) -> str:
-        """What its client is at, in device time."""
+        """What its client is doing, in device time."""
         if self.outcome:
             return "waits for the merge"
         if self.compute_end_s is not None:
@@ -120,23 +121,13 @@ def assignment_of(task: Task, client: Client) -> Assignment:
     return Assignment(client=client, task=task.number, stage=task.stage, round=task.round)
 
 
-#: what only the engine needs; all other fields are columns of the table `tasks`
-NOT_COLUMNS = (
-    "number",
-    "kept",
-    "keep",
-    "paces",
-    "most_steps",
-    "declared_steps",
-    "declared_samples",
-    "time_scale",
-    "load",
-    "expected_s",
-    "metrics",
-)
-
-
-def task_row(task: Task, device: Device) -> dict[str, Any]:
-    columns = {name: getattr(task, name) for name in task.__struct_fields__ if name not in NOT_COLUMNS}
-    spent = {"plan_flops": task.flops, "flops": task.done_flops, "joules": task.joules(device)}
-    return {"task": task.number, **columns, "dilation": task.time_scale, **spent}
+def task_row(task: Task, device: Device) -> TaskRow:
+    """The row of a task that has ended. Columns that are not worked out here are fields of the task."""
+    worked_out: dict[str, Any] = {
+        "task": task.number,
+        "plan_flops": task.flops,
+        "flops": task.done_flops,
+        "joules": task.joules(device),
+    }
+    fields = {name: getattr(task, name) for name in columns(TaskRow) if name not in worked_out}
+    return TaskRow(**worked_out, **fields)

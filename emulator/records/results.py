@@ -1,17 +1,19 @@
-"""What a run has come to: the accuracy of its models, by series, with the round that it belongs to."""
+"""The result of a run: the accuracy of its models after a round, by series."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-from msgspec import Struct
+from msgspec import Struct, ValidationError
 
-from fleetbed.emulator.method.series import TARGET_SERIES, TargetSeries, target_series
+from fleetbed.emulator.method.series import TARGET_SERIES, TargetSeries
+from fleetbed.emulator.records.reading import read_rows
+from fleetbed.emulator.records.tables import EvaluationRow
+from fleetbed.profiles.errors import FleetbedError
 
 #: short enough for a line of progress
 NAMES: dict[TargetSeries, str] = {
@@ -36,29 +38,25 @@ class Result(Struct, frozen=True):
         return f"accuracy after round {self.round}: {parts}"
 
 
-def result_of(rows: Iterable[Mapping[str, Any]]) -> Result | None:
-    """The result that these evaluations of one version make; None if none of them was on any sample."""
-    tested = [row for row in rows if row["samples"]]
+def result_of(rows: Iterable[EvaluationRow]) -> Result | None:
+    """The result that the evaluations of one version make; None if none of them was on any sample."""
+    tested = [row for row in rows if row.samples]
     if not tested:
         return None
     sums: dict[TargetSeries, tuple[float, int]] = {}
     for row in tested:
-        series = target_series(row["client"], bool(row["local"]))
-        right, samples = sums.get(series, (0.0, 0))
-        sums[series] = (right + row["accuracy"] * row["samples"], samples + row["samples"])
+        right, samples = sums.get(row.series, (0.0, 0))
+        sums[row.series] = (right + row.accuracy * row.samples, samples + row.samples)
     accuracy = {series: sums[series][0] / sums[series][1] for series in TARGET_SERIES if series in sums}
-    return Result(tested[0]["version"], tested[0]["round"], accuracy)
+    return Result(tested[0].version, tested[0].round, accuracy)
 
 
 def read_result(folder: Path) -> Result | None:
     """The latest result in the records of a run."""
+    path = folder / "run.sqlite"
     # not read-only: such a connection would leave its log behind
-    uri = f"file:{quote(str((folder / 'run.sqlite').absolute()))}?mode=rw"
-    with closing(sqlite3.connect(uri, uri=True)) as db:
-        db.row_factory = sqlite3.Row
-        return result_of(
-            db.execute(
-                "SELECT version, round, client, local, samples, accuracy FROM evaluations "
-                "WHERE version = (SELECT max(version) FROM evaluations)"
-            ).fetchall()
-        )
+    with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=rw", uri=True)) as db:
+        try:
+            return result_of(read_rows(db, EvaluationRow, "version = (SELECT max(version) FROM evaluations)"))
+        except ValidationError as error:
+            raise FleetbedError(f"{path}: the records are damaged ({error}); move {folder} away") from error

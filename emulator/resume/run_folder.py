@@ -11,7 +11,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from fleetbed.emulator.records.records import SCHEMA_VERSION
+from fleetbed.emulator.records.reading import unknown_version
+from fleetbed.emulator.records.tables import TABLES
 from fleetbed.emulator.resume.checkpoint import Checkpoints
 from fleetbed.emulator.wire.storage import Damaged, check_run_file, part_of
 from fleetbed.profiles.errors import FleetbedError
@@ -19,7 +20,6 @@ from fleetbed.profiles.errors import FleetbedError
 DATABASE = "run.sqlite"
 FILES = (DATABASE, "run.sqlite-wal", "run.sqlite-shm", "partition.json", "setup.json", "workers.log", "error.log")
 FOLDERS = ("state", "models")
-TABLES = {"meta", "clients", "caps", "rounds", "tasks", "evaluations", "metrics", "notices"}
 
 Standing = Literal["absent", "unstarted", "unfinished", "empty", "done"]
 
@@ -123,7 +123,7 @@ def _read_meta(folder: Path) -> dict[str, Any] | None:
             tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if not tables:
                 return None
-            if missing := TABLES - tables:
+            if missing := {row.table for row in TABLES} - tables:
                 raise Damaged(f"{path}: not the records of a run, the table {min(missing)} is missing; {_anew(folder)}")
             (found,) = db.execute("PRAGMA integrity_check(1)").fetchone()
             if found != "ok":
@@ -138,7 +138,6 @@ def _read_meta(folder: Path) -> dict[str, Any] | None:
         raise FleetbedError(f"{path}: locked by another program; close that, then --resume again") from error
     except (sqlite3.Error, ValueError, TypeError) as error:
         raise Damaged(f"{path}: the records cannot be read ({_shortened(error)}); {_anew(folder)}") from error
-    version = meta.get("schema_version")
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise Damaged(f"{path}: schema_version is {version}, this fleetbed writes up to {SCHEMA_VERSION}")
+    if (problem := unknown_version(meta)) is not None:
+        raise Damaged(f"{path}: {problem}")
     return {**meta, "merges": merges}

@@ -11,6 +11,7 @@ import numpy as np
 from fleetbed.emulator.engine.layout import Layout
 from fleetbed.emulator.engine.participant import Participant
 from fleetbed.emulator.method.algorithm import Client
+from fleetbed.emulator.records.tables import ClientRow
 from fleetbed.models.cost.choose import Choice, choose
 from fleetbed.models.cost.predict import cost
 from fleetbed.models.work import Work
@@ -144,34 +145,33 @@ def _tried(layout: Layout, spec: ClientSpec, choice: Choice, samples: int, trial
     return choice
 
 
-def client_rows(
-    layout: Layout, choices: dict[int, Choice], participants: Mapping[int, Participant]
-) -> list[dict[str, Any]]:
+def client_rows(layout: Layout, choices: dict[int, Choice], participants: Mapping[int, Participant]) -> list[ClientRow]:
+    """The rows of all clients, those included that no variant fits."""
     classes = layout.dataset.spec.classes
     rows = []
     for spec in layout.specs:
         choice, device = choices[spec.number], spec.device
         mine = layout.split.train[spec.number]
         rows.append(
-            {
-                "client": spec.number,
-                "name": spec.name,
-                "device": spec.kind,
-                "device_title": device.title,
-                "link": spec.link_name,
-                "variant": choice.variant,
-                "reason": choice.reason,
-                "memory_predicted_bytes": choice.cost.memory_bytes,
-                "memory_cap_bytes": int(device.cap_mib * MIB),
-                "rate_gflops": device.rate_gflops,
-                "slowdown": participants[spec.number].slowdown if spec.number in participants else None,
-                "load_w": device.power.load_w,
-                "idle_w": device.power.idle_w,
-                "samples": len(mine),
-                "test_samples": len(layout.split.test[spec.number]),
-                "label_counts": msgspec.json.encode(
+            ClientRow(
+                client=spec.number,
+                name=spec.name,
+                device=spec.kind,
+                device_title=device.title,
+                link=spec.link_name,
+                variant=choice.variant,
+                reason=choice.reason,
+                memory_predicted_bytes=choice.cost.memory_bytes,
+                memory_cap_bytes=int(device.cap_mib * MIB),
+                rate_gflops=device.rate_gflops,
+                slowdown=participants[spec.number].slowdown if spec.number in participants else None,
+                load_w=device.power.load_w,
+                idle_w=device.power.idle_w,
+                samples=len(mine),
+                test_samples=len(layout.split.test[spec.number]),
+                label_counts=msgspec.json.encode(
                     np.bincount(layout.dataset.y_train[mine], minlength=classes).tolist()
                 ).decode(),
-            }
+            )
         )
     return rows

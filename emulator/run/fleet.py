@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -19,6 +18,7 @@ from fleetbed.emulator.processes.executor import SERVICE, Executor, InlineExecut
 from fleetbed.emulator.processes.forking import one_thread
 from fleetbed.emulator.processes.launcher import Launcher
 from fleetbed.emulator.processes.task_runner import TaskRunner
+from fleetbed.emulator.records.tables import CapRow
 from fleetbed.emulator.wire.messages import Measure, Setup
 from fleetbed.emulator.wire.storage import write_atomically
 
@@ -90,8 +90,8 @@ class FleetProcesses:
         if self._mode == "resident":
             self._broker.start([who.worker for who in participants.values()])
 
-    def cap_rows(self, participants: Mapping[int, Participant]) -> list[dict[str, Any]]:
-        """What became of every knob of every client: enforced by the kernel, modelled by the timeline."""
+    def cap_rows(self, participants: Mapping[int, Participant]) -> list[CapRow]:
+        """The limits of every client as they are in effect: enforced by the kernel or modelled by the timeline."""
         found = self._broker.caps if self._broker is not None else {}
         rows = []
         for number, who in participants.items():
@@ -101,8 +101,8 @@ class FleetProcesses:
                 note = "the choice of the variant keeps to it, nothing enforces it"
                 caps["memory"] = Cap("memory", "modelled", "prediction", who.cap_bytes, None, "bytes", note)
             rate = who.spec.link.down_mbit_s
-            caps["link"] = Cap("link", "modelled", "timeline", rate, rate, "Mbit/s", "transfers take device time")
-            rows += [{"client": number, **msgspec.structs.asdict(cap)} for cap in caps.values()]
+            caps["link"] = Cap("link", "modelled", "timeline", rate, None, "Mbit/s", "transfers take device time")
+            rows += [CapRow(client=number, **msgspec.structs.asdict(cap)) for cap in caps.values()]
         return rows
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ from fleetbed.emulator.method.algorithm import Arrival, Merged
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.processes.task_runner import TaskRunner
 from fleetbed.emulator.records.records import Records
+from fleetbed.emulator.records.tables import TaskRow
 from fleetbed.emulator.resume.checkpoint import KEEP
 from fleetbed.emulator.run.deadlines import help_for
 from fleetbed.emulator.run.fleet import FleetProcesses
@@ -110,19 +111,7 @@ def _shortened(layout: Layout, prepared: Fresh) -> tuple[Layout, float]:
     return replace(layout, config=fewer), config.experiment.rounds / rounds
 
 
-class _Row(Struct, frozen=True, array_like=True):
-    """What is asked of a task that has ended."""
-
-    task: int
-    client: int
-    round: int
-    outcome: str
-    plan_s: float
-    dispatched_s: float
-    ended_s: float
-
-
-def _loop(layout: Layout, prepared: Fresh, short: ShortTasks, watch: Observer) -> tuple[list[_Row], float]:
+def _loop(layout: Layout, prepared: Fresh, short: ShortTasks, watch: Observer) -> tuple[list[TaskRow], float]:
     """Go through the timeline; returns the tasks and the device time at its end. What is `prepared` stays as it is."""
     own = replace(
         prepared,
@@ -150,12 +139,13 @@ def _loop(layout: Layout, prepared: Fresh, short: ShortTasks, watch: Observer) -
             merge=merge,
         )
         engine.run()
-        columns = ", ".join(_Row.__struct_fields__)
-        rows = [_Row(*values) for values in records.rows(f"SELECT {columns} FROM tasks ORDER BY task")]
+        rows = records.read(TaskRow)
     return rows, engine.progress.timeline.now_s
 
 
-def _warnings(layout: Layout, prepared: Fresh, short: ShortTasks, watch: Observer, rows: Sequence[_Row]) -> list[str]:
+def _warnings(
+    layout: Layout, prepared: Fresh, short: ShortTasks, watch: Observer, rows: Sequence[TaskRow]
+) -> list[str]:
     """A sentence for each kind of device that would lose tasks to the deadline."""
     config = layout.config
     deadline_s, replayed = config.policy.deadline_s, config.experiment.timing.source == "replay"
@@ -172,7 +162,7 @@ def _warnings(layout: Layout, prepared: Fresh, short: ShortTasks, watch: Observe
         lost = [row for row in tasks if row.outcome == "late"]
         if lost:
             theirs = [row for row in unhurried if kinds[row.client] == kind]
-            needed_s = max((row.ended_s - row.dispatched_s for row in theirs), default=None)
+            needed_s = max((row.end_s - row.dispatched_s for row in theirs), default=None)
             if any(row.outcome == "late" for row in theirs):
                 needed_s = None
             found.append(
@@ -182,7 +172,7 @@ def _warnings(layout: Layout, prepared: Fresh, short: ShortTasks, watch: Observe
     return found
 
 
-def _host_s(layout: Layout, prepared: Fresh, short: ShortTasks, rows: Sequence[_Row]) -> float:
+def _host_s(layout: Layout, prepared: Fresh, short: ShortTasks, rows: Sequence[TaskRow]) -> float:
     """Round by round, the work over what the host admits at once, or its longest task; then the evaluations."""
     cores = host.cores()
     capacity = prepared.timing.capacity(cores)

@@ -18,6 +18,7 @@ from fleetbed.emulator.machine import host, measuring_lock
 from fleetbed.emulator.machine.calibration import Calibration, Store, load_or_measure
 from fleetbed.emulator.method.algorithm import Client
 from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.records.tables import ClientRow
 from fleetbed.emulator.run.fitting import MIB, client_rows, fit, try_out
 from fleetbed.emulator.run.fleet import FleetProcesses
 from fleetbed.emulator.run.references import References
@@ -36,7 +37,7 @@ class Fresh(Prepared):
 
     state: Bundle
     choices: dict[int, Choice]
-    client_rows: list[dict[str, Any]]
+    client_rows: list[ClientRow]
     notices: list[tuple[str, str]]  # what a person should know of them: a kind and a sentence
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 from msgspec.structs import replace
 
-from fleetbed.emulator.engine.timing import Recording
+from fleetbed.emulator.engine.timing import FailureKind, Recording
+from fleetbed.emulator.records.reading import read_rows
+from fleetbed.emulator.records.tables import ClientRow, TaskRow
 from fleetbed.emulator.resume.identity import differences
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import RunConfig, TimingChoice
@@ -25,20 +28,8 @@ def read_recording(folder: Path, config: RunConfig) -> Recording:
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
             (stored,) = db.execute("SELECT value FROM meta WHERE key = 'config'").fetchone()
-            variants = dict(db.execute("SELECT client, variant FROM clients"))
-            # as the engine made it: the plan, or what was measured where that was longer
-            compute_s = dict(db.execute("SELECT task, max(plan_s, coalesce(measured_s, 0)) FROM tasks"))
-            columns = {name for _, name, *_ in db.execute("PRAGMA table_info(tasks)")}
-            declared = "plan_flops" if "plan_flops" in columns else "flops"  # earlier versions had the one figure
-            flops = dict(db.execute(f"SELECT task, {declared} FROM tasks"))
-            failed = {
-                task: (outcome, detail)
-                for task, outcome, detail in db.execute(
-                    "SELECT task, outcome, detail FROM tasks WHERE outcome IN ('oom', 'crash', 'hang') "
-                    "OR (outcome = 'refused' AND bytes_up IS NULL)"  # what is not finite comes about again
-                )
-            }
-    except (sqlite3.DatabaseError, TypeError) as error:
+            clients, tasks = read_rows(db, ClientRow), read_rows(db, TaskRow)
+    except (sqlite3.DatabaseError, TypeError, msgspec.ValidationError) as error:
         raise BadInput(f"timing.replay: {path} cannot be read as the records of a run: {error}") from error
     try:
         recorded = msgspec.convert(up_to_date(msgspec.json.decode(stored)), RunConfig)
@@ -47,7 +38,20 @@ def read_recording(folder: Path, config: RunConfig) -> Recording:
     differing = _differences(recorded, config)
     if differing:
         raise BadInput(f"timing.replay: {folder} is of another configuration, different are: {', '.join(differing)}")
-    return Recording(variants, compute_s, flops, failed)
+    return Recording(
+        variants={client.client: client.variant for client in clients},
+        # as the engine made it: the plan, or what was measured where that was longer
+        compute_s={task.task: max(task.plan_s, task.measured_s or 0.0) for task in tasks},
+        # records of version 1 have the planned FLOPs in the other column
+        flops={task.task: task.flops if task.plan_flops is None else task.plan_flops for task in tasks},
+        failed={
+            task.task: (kind, task.detail)
+            for task in tasks
+            for kind in get_args(FailureKind)
+            # a result that was refused after it had been sent will be refused again
+            if task.outcome == kind and (kind != "refused" or task.bytes_up is None)
+        },
+    )
 
 
 def _differences(recorded: RunConfig, asked: RunConfig) -> list[str]:

@@ -36,6 +36,7 @@ from fleetbed.emulator.method.targets import target_tensors
 from fleetbed.emulator.records.records import Records
 from fleetbed.emulator.records.results import Result
 from fleetbed.emulator.records.seal import Seal
+from fleetbed.emulator.records.tables import NoticeRow
 from fleetbed.emulator.resume import identity
 from fleetbed.emulator.resume.checkpoint import Checkpoints, Loaded
 from fleetbed.emulator.resume.resumption import look_up
@@ -99,7 +100,7 @@ def resume(config: RunConfig, folder: Path, *, search: Sequence[Path], watch: Ob
         before = records.meta("config")["experiment"]["rounds"]
         if before < config.experiment.rounds:
             text = f"rounds were added: {before} at first, {config.experiment.rounds} now"
-            records.write({"notices": [{"host_s": checkpoint.stored.host_s, "kind": "rounds", "text": text}]})
+            records.notice("rounds", text, checkpoint.stored.host_s, None)
         records.set_meta(status="running", error=None, ended=None, config=msgspec.to_builtins(config))
         with _status(records, folder):
             result = _Run(layout, folder, records, watch).go_on(checkpoint)
@@ -137,7 +138,7 @@ class _Run:
             late = out_of_reach(self._layout, prepared)
             for sentence in late:
                 self._watch.say(sentence)
-            self._records.write({"clients": prepared.client_rows})
+            self._records.write(prepared.client_rows)
             self._note([*prepared.notices, *(("deadline", sentence) for sentence in late)], started_s)
             self._records.set_meta(
                 timing=prepared.timing.meta(),
@@ -148,8 +149,7 @@ class _Run:
 
     def _note(self, notices: Sequence[tuple[str, str]], started_s: float) -> None:
         host_s = time.monotonic() - started_s
-        rows = [{"host_s": host_s, "device_s": 0.0, "kind": kind, "text": text} for kind, text in notices]
-        self._records.write({"notices": rows})
+        self._records.write(NoticeRow(host_s=host_s, device_s=0.0, kind=kind, text=text) for kind, text in notices)
 
     def go_on(self, checkpoint: Loaded) -> Result | None:
         stored, progress, damaged = checkpoint
@@ -180,7 +180,7 @@ class _Run:
         self._watch.say(f"starting {len(participants)} clients ({experiment.processes})")
         fleet.start(participants, prepared.timing, keep_heap=prepared.keep_heap)
         self._records.set_meta(heap_between_tasks="kept" if prepared.keep_heap else "given back")
-        self._records.write({"caps": fleet.cap_rows(participants)})
+        self._records.write(fleet.cap_rows(participants))
         evaluations = Evaluations(fleet.executor, self._records, experiment.evaluation.batch)
         engine = Engine(
             layout=self._layout,
@@ -207,7 +207,7 @@ class _Run:
             tensors = target_tensors(target, context, own)
             about: dict[str, Value] = {"variant": target.variant, "client": target.client}
             save_bundle(self._folder / "models" / f"{target.name}.safetensors", Bundle(tensors, about))
-        self._records.write({"caps": fleet.cap_rows(participants)})
+        self._records.write(fleet.cap_rows(participants))
         self._records.set_meta(degraded=_degraded(self._records))
         if engine.progress.version == 0:
             raise NothingMerged(_nothing_merged(self._records))

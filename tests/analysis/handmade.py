@@ -9,7 +9,7 @@ from typing import Any
 
 from synthetic_runs import CLASSES, NARROW
 
-from fleetbed.analysis.tables.rows import EvaluationRow, TaskRow
+from fleetbed.emulator.records.tables import EvaluationRow, TaskRow
 
 
 def make_task(task: int, client: int, round_: int, times: Sequence[float | None], **changes: Any) -> TaskRow:

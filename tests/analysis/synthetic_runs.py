@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fleetbed.emulator.records.records import Records
+from fleetbed.emulator.records.tables import TABLES
 from fleetbed.profiles.experiment import (
     AlgorithmChoice,
     Data,
@@ -131,14 +132,20 @@ def write_run(
     records = Records(folder / "run.sqlite")
     writer = _Writer(config, clients, unfit, with_failures)
     records.set_meta(**_meta(config, status))
-    records.write({"clients": writer.client_rows(), "caps": writer.cap_rows()})
+    write_tables(records, {"clients": writer.client_rows(), "caps": writer.cap_rows()})
     simulate = writer.asynchronous if policy.kind in ("async", "buffered") else writer.in_rounds
     for tables in simulate(stop_after or rounds):
-        records.write(tables)
+        write_tables(records, tables)
     records.close()
     indices = [list(range(k * 100, k * 100 + 100)) for k in range(clients)]
     (folder / "partition.json").write_text(json.dumps({"train": indices, "test": indices, "public": []}))
     return folder
+
+
+def write_tables(records: Records, tables: dict[str, list[dict[str, Any]]]) -> None:
+    """Write rows that are given as mappings from column to value."""
+    types = {row.table: row for row in TABLES}
+    records.write(types[name](**row) for name, rows in tables.items() for row in rows)
 
 
 def _meta(config: RunConfig, status: str) -> dict[str, Any]:
@@ -151,7 +158,7 @@ def _meta(config: RunConfig, status: str) -> dict[str, Any]:
         "versions": {"torch": "2.13.0", "numpy": "2.4.6"},
         "timing": {
             "source": "enforced",
-            "dilation": 1.5,
+            "time_scale": 1.5,
             "host_alone_gflops": 180.0,
             "host_busy_gflops": 120.0,
         },
@@ -231,7 +238,7 @@ class _Writer:
             knobs = (
                 ("cpu", "enforced", "pacing", kind.rate_gflops, kind.rate_gflops * 1.002, "GFLOPS"),
                 ("memory", "enforced", "cgroup-v1", kind.cap_mib << 20, kind.cap_mib << 20, "B"),
-                ("link", "modelled", "timeline", kind.up_mbit_s, kind.up_mbit_s, "Mbit/s"),
+                ("link", "modelled", "timeline", kind.up_mbit_s, None, "Mbit/s"),
             )
             for knob, status, backend, asked, got, unit in knobs:
                 row = {"client": k, "knob": knob, "status": status, "backend": backend, "unit": unit}
@@ -278,11 +285,13 @@ class _Writer:
             "compute_start_s": begun,
             "compute_end_s": ended,
             "uploaded_s": uploaded,
+            "ended_s": None,
+            "waited_s": None,
             "host_queued_s": start * 1.5,
             "host_start_s": None if begun is None else begun * 1.5,
             "host_end_s": None if ended is None else ended * 1.5,
             "plan_s": plan,
-            "dilation": 1.5,
+            "time_scale": 1.5,
             "measured_s": None if failed else plan * overrun,
             "overrun": None if failed else overrun,
             "cpu_s": None if begun is None else (ended - begun) * kind.rate_gflops / 180,
@@ -292,6 +301,7 @@ class _Writer:
             "cap_bytes": kind.cap_mib << 20,
             "gpu_peak_bytes": None,
             "gpu_w": None,
+            "plan_flops": None,
             "flops": steps * variant.step_gflop * 1e9,
             "bytes_down": size,
             "bytes_up": None if uploaded is None else size,

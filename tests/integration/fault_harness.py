@@ -111,9 +111,9 @@ class Saboteur(Observer):
         records, until = self._engine._records, self._engine.progress.policy.round + 1
         write: Callable[..., None] = records.write
 
-        def slowly(tables: Any) -> None:
+        def slowly(rows: Any) -> None:
             time.sleep(0.05)
-            write(tables)
+            write(rows)
             if self._engine.progress.policy.round >= until:
                 records.write = write  # type: ignore[method-assign]
 

@@ -18,7 +18,8 @@ from fleetbed.emulator.algorithms import heteroavg
 from fleetbed.emulator.engine.observer import Observer
 from fleetbed.emulator.method.algorithm import Arrival
 from fleetbed.emulator.method.bundle import Bundle
-from fleetbed.emulator.records.records import SCHEMA_VERSION, Records
+from fleetbed.emulator.records.records import Records
+from fleetbed.emulator.records.tables import SCHEMA_VERSION
 from fleetbed.emulator.resume.checkpoint import Checkpoints
 from fleetbed.emulator.run import run
 from fleetbed.profiles.errors import FleetbedError

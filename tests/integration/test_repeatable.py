@@ -114,15 +114,15 @@ def test_the_time_scale_is_fixed_unless_a_fast_one_is_asked_for(go: Start) -> No
     calibrate()
     sets = ("timing.source=enforced", "rounds=5")
     folder = go("fixed", *sets)
-    ((scale,),) = query(folder, "SELECT DISTINCT dilation FROM tasks")
+    ((scale,),) = query(folder, "SELECT DISTINCT time_scale FROM tasks")
     assert query(folder, "SELECT json_extract(value, '$.time_scale') FROM meta WHERE key = 'timing'") == [(scale,)]
     fast = go("fast", *sets, "timing.time_scale=fast")
-    first, *later = [scale for (scale,) in query(fast, "SELECT dilation FROM tasks ORDER BY task")]
+    first, *later = [scale for (scale,) in query(fast, "SELECT time_scale FROM tasks ORDER BY task")]
     assert first == pytest.approx(scale)
     assert len(set(later)) > 1
     assert max(later) <= 2 * first
     asked = go("asked", *sets, f"timing.time_scale={2 * first}")
-    assert query(asked, "SELECT DISTINCT dilation FROM tasks") == [(pytest.approx(2 * first),)]
+    assert query(asked, "SELECT DISTINCT time_scale FROM tasks") == [(pytest.approx(2 * first),)]
 
 
 def test_a_replay_cuts_tasks_to_the_steps_that_fitted_the_deadline(go: Start, tmp_path: Path) -> None:

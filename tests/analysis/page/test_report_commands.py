@@ -13,6 +13,7 @@ from handmade import write_models
 from synthetic_runs import write_run, write_study
 
 from fleetbed.cli.main import main
+from fleetbed.emulator.records.tables import SCHEMA_VERSION
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ def test_bad_folders_end_with_code_2_and_one_sentence(
     for folder, says in (
         (tmp_path / "missing", "no such folder"),
         (tmp_path / "empty", "no run, there is no run.sqlite"),
-        (newer, "schema_version is 99, this fleetbed reads up to 2"),
+        (newer, f"schema_version is 99, this fleetbed reads up to {SCHEMA_VERSION}"),
     ):
         assert run_command(*command, folder) == 2
         captured = capsys.readouterr()

@@ -26,9 +26,9 @@ from fleetbed.analysis.tables.compare import compare, records, side_by_side, tab
 from fleetbed.analysis.tables.curves import band, curve
 from fleetbed.analysis.tables.export import export, scalars
 from fleetbed.analysis.tables.notes import cautions, variant_notes
-from fleetbed.analysis.tables.rows import MetricRow
 from fleetbed.analysis.tables.runs import Run, open_run, open_runs
 from fleetbed.analysis.tables.series import series_of
+from fleetbed.emulator.records.tables import MetricRow
 
 
 def diverging(folder: Path, seed: int = 1) -> Run:
@@ -91,15 +91,14 @@ def test_nothing_but_divergence_still_has_a_report(tmp_path: Path) -> None:
     assert "accuracy_time.png" in {part.name for part in parts}
 
 
-def test_a_null_in_the_records_is_read_as_divergence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a table whose columns may be NULL, as runs that record divergence have it."""
+def test_a_loss_of_null_is_read_as_divergence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And an accuracy of NULL, which no version has ever written, as damage."""
     folder = write_run(tmp_path, rounds=3)
     with sqlite3.connect(folder / "run.sqlite") as db:
         db.execute("CREATE TABLE other AS SELECT * FROM evaluations")
         db.execute("DROP TABLE evaluations")
         db.execute("ALTER TABLE other RENAME TO evaluations")
-        db.execute("UPDATE evaluations SET loss = NULL WHERE version = 2")
-        db.execute("UPDATE evaluations SET loss = NULL, accuracy = NULL WHERE version = 3")
+        db.execute("UPDATE evaluations SET loss = NULL WHERE version >= 2")
     db.close()
     assert run_command("compare", folder) == 0
     assert "fedavg-sync-1 diverged in round 2: the loss of" in capsys.readouterr().out
@@ -108,6 +107,12 @@ def test_a_null_in_the_records_is_read_as_divergence(tmp_path: Path, capsys: pyt
     assert run_command("plot", "groups", folder, "--out", tmp_path) == 2
     assert "no run has a final accuracy" in capsys.readouterr().err
     assert run_command("report", folder, "--out", tmp_path / "r.html") == 0
+    capsys.readouterr()
+    with sqlite3.connect(folder / "run.sqlite") as db:
+        db.execute("UPDATE evaluations SET accuracy = NULL WHERE version = 3")
+    db.close()
+    assert run_command("compare", folder) == 2
+    assert "table evaluations row" in capsys.readouterr().err
 
 
 def _with_variants(run: Run, *variants: str) -> Run:

@@ -11,7 +11,7 @@ from handmade import make_task
 from synthetic_runs import write_run, write_study
 
 from fleetbed.analysis.tables.runs import find_runs, open_run, open_runs
-from fleetbed.emulator.records import records
+from fleetbed.emulator.records.tables import ADDED
 from fleetbed.profiles.errors import BadInput
 
 
@@ -33,11 +33,11 @@ def test_a_run_of_an_earlier_version_is_read_and_one_that_lacks_more_is_not(tmp_
     folder = write_run(tmp_path, rounds=1)
     before = [task.phases() for task in open_run(folder).tasks]
     with sqlite3.connect(folder / "run.sqlite") as db:
-        for name in records.ADDED:
+        for name in ADDED:
             db.execute(f"ALTER TABLE tasks DROP COLUMN {name}")
         db.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
     tasks = open_run(folder).tasks
-    assert {getattr(task, name) for task in tasks for name in records.ADDED} == {None}
+    assert {getattr(task, name) for task in tasks for name in ADDED} == {None}
     assert [task.phases() for task in tasks] == before
     with sqlite3.connect(folder / "run.sqlite") as db:
         db.execute("ALTER TABLE tasks DROP COLUMN plan_s")

@@ -21,11 +21,11 @@ from fleetbed.analysis.tables.by_round import accuracy_tables
 from fleetbed.analysis.tables.clients import client_rows
 from fleetbed.analysis.tables.compare import compare, records, tables
 from fleetbed.analysis.tables.export import export
-from fleetbed.analysis.tables.rows import EvaluationRow
 from fleetbed.analysis.tables.runs import Run, open_run
 from fleetbed.analysis.tables.series import series_of
 from fleetbed.emulator.method.series import default_series
 from fleetbed.emulator.records.records import Records
+from fleetbed.emulator.records.tables import EvaluationRow
 from fleetbed.profiles.errors import BadInput
 
 
@@ -136,9 +136,7 @@ def test_the_series_of_evaluations_are_exported(homo: Run, tmp_path: Path) -> No
 def test_the_commands_take_the_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "runs", rounds=2)
     records_of = Records(folder / "run.sqlite")
-    row = {"version": 2, "round": 2, "device_s": 9.0, "variant": "resnet10", "samples": 50, "loss": 0.1}
-    own = {**row, "target": "client-000", "client": 0, "local": 1, "accuracy": 0.875}
-    records_of.write({"evaluations": [own]})
+    records_of.write([make_evaluation(2, 9.0, 0.875, target="client-000", client=0, local=1, samples=50)])
     records_of.close()
     assert run_command("compare", folder) == 0
     assert "87.5 %" in capsys.readouterr().out

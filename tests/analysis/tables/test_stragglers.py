@@ -10,9 +10,9 @@ import pytest
 from handmade import make_task
 from synthetic_runs import write_run
 
-from fleetbed.analysis.tables.rows import RoundRow
 from fleetbed.analysis.tables.runs import Run, open_run
 from fleetbed.analysis.tables.stragglers import participation, round_costs, staleness, waste
+from fleetbed.emulator.records.tables import RoundRow
 from fleetbed.profiles.experiment import Policy
 
 

@@ -11,25 +11,9 @@ from typing import Any
 
 import pytest
 
-from fleetbed.emulator.records.records import ADDED, SCHEMA_VERSION, Records
+from fleetbed.emulator.records.records import Records
+from fleetbed.emulator.records.tables import NoticeRow
 from fleetbed.profiles.errors import FleetbedError
-
-
-@pytest.mark.parametrize("lacking", [ADDED, *((name,) for name in ADDED)])
-def test_a_run_that_an_earlier_version_began_is_given_the_columns_that_it_lacks(
-    tmp_path: Path, lacking: tuple[str, ...]
-) -> None:
-    path = tmp_path / "run.sqlite"
-    Records(path).close()
-    with sqlite3.connect(path) as db:
-        for name in lacking:
-            db.execute(f"ALTER TABLE tasks DROP COLUMN {name}")
-        db.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
-    records = Records(path)
-    assert records.rows(f"SELECT {', '.join(ADDED)} FROM tasks") == []
-    assert records.meta("schema_version") == SCHEMA_VERSION
-    records.close()
-    Records(path).close()
 
 
 class Interrupted(sqlite3.Connection):
@@ -44,8 +28,8 @@ class Interrupted(sqlite3.Connection):
         return done
 
 
-def notice(text: str) -> dict[str, Any]:
-    return {"notices": [{"host_s": 0.0, "device_s": 1.0, "kind": "k", "text": text}]}
+def notice(text: str) -> list[NoticeRow]:
+    return [NoticeRow(host_s=0.0, device_s=1.0, kind="k", text=text)]
 
 
 @pytest.mark.parametrize(

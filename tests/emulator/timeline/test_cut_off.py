@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetbed.emulator.engine.task import Task, task_row
+from fleetbed.emulator.records.tables import TaskRow
 from fleetbed.emulator.timeline.events import Event, Kind, Timeline
 from fleetbed.emulator.timeline.network import Pipe, Transfer
 from fleetbed.profiles.types import Cpu, Device, Memory, Power
@@ -104,7 +105,7 @@ def test_a_link_that_is_down_lets_nothing_pass() -> None:
 MOMENTS = {"downloaded_s": 12.0, "compute_start_s": 12.0, "compute_end_s": 20.0, "uploaded_s": 25.0}
 
 
-def row_at(moment_s: float) -> dict[str, float]:
+def row_at(moment_s: float) -> TaskRow:
     """Of the task, cut off at a moment."""
     task = Task(
         number=1,
@@ -147,8 +148,8 @@ def row_at(moment_s: float) -> dict[str, float]:
 )
 def test_by_hand(moment_s: float, down: int, up: int | None, flops: float, joules: float) -> None:
     row = row_at(moment_s)
-    assert (row["bytes_down"], row["bytes_up"], row["flops"], row["joules"]) == (down, up, flops, joules)
-    assert (row["plan_flops"], row["plan_s"]) == (800.0, 8.0)
+    assert (row.bytes_down, row.bytes_up, row.flops, row.joules) == (down, up, flops, joules)
+    assert (row.plan_flops, row.plan_s) == (800.0, 8.0)
 
 
 @given(st.lists(st.floats(10.0, 25.0), min_size=2, max_size=5))
@@ -156,7 +157,7 @@ def test_what_is_charged_never_falls_with_the_moment_of_the_cut(moments: list[fl
     rows = [row_at(moment) for moment in sorted(moments)]
     for before, after in pairwise(rows):
         for name in ("bytes_down", "bytes_up", "flops", "joules"):
-            assert (before[name] or 0) <= (after[name] or 0) + 1e-9
+            assert (getattr(before, name) or 0) <= (getattr(after, name) or 0) + 1e-9
 
 
 def test_an_overrun_is_reckoned_with() -> None:

@@ -11,7 +11,7 @@ from msgspec import NODEFAULT, Struct, structs
 COMMENT = re.compile(r"\s#:?\s+(.*)$")
 
 
-class About(Struct, frozen=True, kw_only=True):
+class Description(Struct, frozen=True, kw_only=True):
     """What travels and what lasts, in values of 4 bytes.
 
     P is the number of parameters of a client's variant, b that of its floating-point buffers, C the number of classes,

@@ -1,0 +1,54 @@
+"""What the table `meta` says about a run, as types. Other tables: `fleetbed.emulator.records.tables`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from fleetbed.emulator.method.series import TargetSeries
+from fleetbed.emulator.records.tables import Count, Figure
+
+
+class Host(Struct, frozen=True):
+    cpu: str | None = None
+    cores: int | None = None
+    memory_bytes: Count | None = None
+    kernel: str | None = None
+    python: str | None = None
+    gpu: Any = None
+
+
+class HostKnob(Struct, frozen=True):
+    """What the host can do about one limit; `enable` is the command that would give more."""
+
+    knob: str
+    status: str
+    backend: str = ""
+    note: str = ""
+    enable: str = ""
+
+
+class HostProof(Struct, frozen=True):
+    """How far off a limit was when the host was last tested."""
+
+    knob: str
+    error: Figure | None
+
+
+class About(Struct, frozen=True):
+    """The values of the table `meta` that people read; runs of earlier versions lack some of them."""
+
+    status: str = "running"
+    error: str | None = None
+    fleetbed_version: str | None = None
+    versions: dict[str, Any] | None = None
+    host: Host | None = None
+    timing: dict[str, Any] | None = None
+    calibration: dict[str, Any] | None = None
+    command: str | None = None
+    started: str | None = None
+    degraded: bool | None = None
+    host_can: tuple[HostKnob, ...] | None = None
+    verify: tuple[HostProof, ...] | None = None
+    series: TargetSeries | None = None  # the one that the method's paper reports
