@@ -316,7 +316,7 @@ class Engine:
 
     def _check_enough(self) -> None:
         """End a run in which no merge can come about any more; the timeline may go on for ever."""
-        fit, needed = sum(who.fit for who in self.participants.values()), self.progress.policy.fewest
+        fit, needed = sum(client.fit for client in self.progress.clients.values()), self.progress.policy.fewest
         if fit < needed:
             raise FleetbedError(
                 f"clients that can still take part: {fit}, needed for a merge: {needed}; the others ran out of memory "
@@ -332,7 +332,7 @@ class Engine:
 
     def _free(self) -> list[int]:
         busy = {task.client for task in self.progress.tasks.values()}
-        return [number for number, who in self.participants.items() if who.fit and number not in busy]
+        return [number for number, client in self.progress.clients.items() if client.fit and number not in busy]
 
     def _carry_out(self, decision: Decision) -> None:
         p = self.progress

@@ -71,7 +71,7 @@ class Server:
         p.version += 1
         for task in tasks:
             task.merged_version, task.staleness = p.version, p.version - 1 - task.base_version
-            self._participants[task.client].kept = task.keep or task.kept
+            p.clients[task.client].kept = task.keep or task.kept
         self._write(tasks, result.metrics)
         # what arrived was finite, but sums and products of it may overflow
         changed = Bundle({name: t for name, t in p.state.tensors.items() if before.get(name) is not t})
@@ -157,5 +157,5 @@ class Server:
             self._submit_evaluation(p.evaluated)
 
     def _submit_evaluation(self, when: Moment) -> None:
-        kept = {number: who.kept for number, who in self._participants.items()}
+        kept = {number: client.kept for number, client in self._progress.clients.items()}
         self._evaluations.submit(self._method.targets(self._progress.state), kept, when)

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,7 +127,7 @@ def _loop(layout: Layout, prepared: Fresh, short: ShortTasks, watch: Observer) -
     """Go through the timeline; returns the tasks and the device time at its end. What is `prepared` stays as it is."""
     own = replace(
         prepared,
-        participants={number: replace(who) for number, who in prepared.participants.items()},
+        participants={n: replace(who, progress=copy(who.progress)) for n, who in prepared.participants.items()},
         timing=prepared.timing.frozen(),  # nothing is measured here
     )
 
