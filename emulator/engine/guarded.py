@@ -113,6 +113,10 @@ class Guarded(Algorithm):
                 raise self._wrong("merge", f"the metric {name!r}, {type(value).__name__}, where a number is needed")
         return merged
 
+    def foresee(self, state: Bundle, arrivals: Sequence[Arrival], stage: str, version: int) -> Bundle:
+        with _named(self.name, "foresee"):
+            return self._bundle(self.method.foresee(state, arrivals, stage, version), "foresee")
+
     def server_work(self, state: Bundle, arrivals: Sequence[Arrival], stage: str) -> Work:
         with _named(self.name, "server_work"):
             return self._is(self.method.server_work(state, arrivals, stage), Work, "server_work")

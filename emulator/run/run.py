@@ -20,7 +20,6 @@ import msgspec
 from fleetbed.emulator.checks.doctor import examine
 from fleetbed.emulator.checks.verify import kept, worst
 from fleetbed.emulator.engine.engine import Engine
-from fleetbed.emulator.engine.evaluation import Evaluations
 from fleetbed.emulator.engine.guarded import MethodFailed
 from fleetbed.emulator.engine.layout import Layout, lay_out
 from fleetbed.emulator.engine.observer import Observer
@@ -177,12 +176,10 @@ class _Run:
         fleet.start(participants, prepared.timing, keep_heap=prepared.keep_heap)
         self._records.set_meta(heap_between_tasks="kept" if prepared.keep_heap else "given back")
         self._records.write({"caps": fleet.cap_rows(participants)})
-        evaluations = Evaluations(fleet.executor, self._records, experiment.evaluation.batch)
         engine = Engine(
             layout=self._layout,
             prepared=prepared,
             executor=fleet.executor,
-            evaluations=evaluations,
             records=self._records,
             progress=progress,
             checkpoint=lambda p: self._save(p, time.monotonic() - started_s),
@@ -190,7 +187,7 @@ class _Run:
             started_s=started_s,
             say=self._watch.say,
         )
-        self._watch.start(engine, evaluations)
+        self._watch.start(engine, engine.evaluations)
         try:
             engine.run()
         finally:
@@ -206,7 +203,7 @@ class _Run:
         self._records.set_meta(degraded=_degraded(self._records))
         if engine.progress.version == 0:
             raise NothingMerged(_nothing_merged(self._records))
-        return evaluations.latest
+        return engine.evaluations.latest
 
     def _save(self, progress: Progress, host_s: float) -> None:
         self._checkpoints.save(
