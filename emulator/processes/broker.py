@@ -24,6 +24,7 @@ from fleetbed.emulator.processes.worker_state import Worker, WorkerState
 from fleetbed.emulator.wire import codec
 from fleetbed.emulator.wire.messages import (
     Configure,
+    Enrol,
     Exited,
     Forked,
     Hello,
@@ -61,7 +62,7 @@ class Broker:
         self._launcher = launcher
         self._admission = Admission(capacity)
         self._one_task = one_task
-        self._configuring = 0
+        self._configuring = 0  # orders to configure or enrol that the zygote has not carried out yet
         self._on_tick = on_tick
         self._by_identity: dict[bytes, Worker] = {}  # workers that have a process; other senders are ignored
         self._looked_s = time.monotonic()  # when the clock was last moved on
@@ -86,12 +87,17 @@ class Broker:
         self._admission.capacity = capacity
 
     def configure(self, setup: str) -> None:
-        """Tell the zygote what the run is. It does so before any worker that is started from here on."""
+        """Give the zygote the run's setup; services can be started from now on."""
         self._launcher.tell(Configure(setup))
         self._configuring += 1
 
+    def enrol(self, enrolment: str) -> None:
+        """Give the zygote the clients that were chosen; clients can be started from now on."""
+        self._launcher.tell(Enrol(enrolment))
+        self._configuring += 1
+
     def wait_for_zygote(self) -> None:
-        """Wait until the zygote has nothing left to configure, and so leaves the host alone."""
+        """Wait until the zygote has nothing left to do, so that it does not disturb a measurement."""
         while self._configuring:
             self._pump(TICK_S)
 

@@ -55,7 +55,7 @@ def _check_more_rounds(layout: Layout, before: RunConfig, folder: Path) -> None:
     """Refuse to add rounds where the run would not become what it had been with so many from the beginning."""
     if layout.config.experiment.timing.source == "replay":
         raise BadInput(f"{folder}: rounds cannot be added: timing.source is replay and the recording ends there")
-    needs = layout.method(layout.stand_ins()).needs
+    needs = layout.stand_in.needs
     policies = [
         make_policy(each.experiment, each.policy, each.seed, dict.fromkeys(range(len(layout.specs)), 1.0), 1)
         for each in (before, layout.config)

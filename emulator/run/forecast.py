@@ -33,7 +33,7 @@ from fleetbed.emulator.run.fleet import FleetProcesses
 from fleetbed.emulator.run.preparation import Fresh, prepare_fresh
 from fleetbed.emulator.run.short_tasks import KindsOfTasks, ShortTasks
 from fleetbed.emulator.run.start import first_progress
-from fleetbed.emulator.wire.messages import Setup
+from fleetbed.emulator.wire.messages import Enrolment, Setup
 from fleetbed.models.cost.predict import forward_flops
 from fleetbed.profiles.experiment import RunConfig
 
@@ -85,8 +85,8 @@ def forecast(config: RunConfig, *, search: Sequence[Path], watch: Observer) -> F
             prepared = prepare_fresh(layout, fleet, watch)
             layout, scale = _shortened(layout, prepared)
             clients = tuple(who.client for who in prepared.participants.values())
-            setup = Setup(config=config, folder=str(folder), dataset=str(layout.folder), clients=clients)
-            kinds = KindsOfTasks(TaskRunner.open(setup))
+            setup = Setup(config=config, folder=str(folder), dataset=str(layout.folder))
+            kinds = KindsOfTasks(TaskRunner.open(setup).enrol(Enrolment(clients=clients, keep_heap=False)))
             rows, device_s, short = _loop(layout, prepared, kinds, watch)
             warnings = _warnings(layout, prepared, kinds, watch, rows)
     return Forecast(
