@@ -51,12 +51,14 @@ def workplace(case: Case) -> TaskRunner:
         rounds=1,
     )
     rows = np.arange(samples)
+    algorithm = AlgorithmChoice(name="fedavg")
     return TaskRunner(
         folder=Path(),
         dataset=_dataset(case.spec, samples),
         split=Split(train=(rows,), test=(rows,), public=rows[:0]),
         context=context,
-        method=load_method(AlgorithmChoice(name="fedavg"), context),
+        algorithm=algorithm,
+        method=load_method(algorithm, context),
     )
 
 

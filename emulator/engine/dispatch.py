@@ -119,7 +119,7 @@ class Dispatcher:
             round=p.policy.round,
             stage=stage,
             base_version=p.version,
-            kept=who.kept,
+            kept=who.progress.kept,
             cap_bytes=who.cap_bytes,
             dispatched_s=p.timeline.now_s,
             host_queued_s=host_s,

@@ -1,8 +1,8 @@
 """The engine: one loop over the timeline that serves every policy and every method.
 
-Pop the head in device time; a compute event whose host work is not done blocks (only the head ever does); one that
-overran its plan is put back at its real end; `downloaded` starts compute, `computed` starts the upload, `uploaded`
-hands the result to the policy. What a task is sent is a snapshot taken when it is dispatched, so computing never
+It pops events in the order of device time. A compute event whose host work is not done blocks the loop; one that
+overran its plan is put back at its real end. `downloaded` starts the computation, `computed` starts the upload, and
+`uploaded` hands the result to the policy. A task is sent a snapshot taken when it is dispatched, so computing never
 waits for a merge.
 """
 
@@ -16,22 +16,20 @@ from fleetbed.emulator.engine.dispatch import Dispatcher
 from fleetbed.emulator.engine.divergence import Divergence
 from fleetbed.emulator.engine.evaluation import Evaluations
 from fleetbed.emulator.engine.layout import Layout
-from fleetbed.emulator.engine.participant import Participant
 from fleetbed.emulator.engine.prepared import Prepared
 from fleetbed.emulator.engine.progress import Progress
-from fleetbed.emulator.engine.replies import Flaw, flaw_in
-from fleetbed.emulator.engine.server import Merge, Server
+from fleetbed.emulator.engine.roster import Roster
+from fleetbed.emulator.engine.server import Server
 from fleetbed.emulator.engine.task import Task, task_row
 from fleetbed.emulator.processes.executor import Executor, Outcome
 from fleetbed.emulator.records.records import Records
 from fleetbed.emulator.timeline.events import Event, Kind
 from fleetbed.emulator.timeline.policies import Decision
 from fleetbed.emulator.wire import codec
-from fleetbed.emulator.wire.messages import Trained, kept_name
-from fleetbed.emulator.wire.storage import load_bundle, save_bundle
+from fleetbed.emulator.wire.messages import Trained
 from fleetbed.profiles.errors import FleetbedError
 
-#: so many tasks for each client in a row without a single result end the run: nothing will come of it
+#: a run ends when this many tasks per client have failed in a row
 MOST_FAILED_IN_A_ROW = 20
 
 
@@ -43,47 +41,42 @@ class Engine:
         folder: Path,
         prepared: Prepared,
         executor: Executor,
-        evaluations: Evaluations,
         records: Records,
         progress: Progress,
         checkpoint: Callable[[Progress], None],
         tick: Callable[[], None],
         started_s: float,
         say: Callable[[str], None] = lambda _: None,
-        merge: Merge | None = None,
     ) -> None:
         self.config = layout.config
-        self._folder = folder  # of the run: what clients keep lies there
         self.participants = prepared.participants
-        self._method = prepared.method
-        self._timing = prepared.timing
         self.executor = executor
-        self._dispatcher = Dispatcher(layout, prepared, executor, progress)
+        self.started_s = started_s
+        self.progress = progress
+        self.last_arrival: int | None = None  # the client whose result came last, for observers
+        self._timing = prepared.timing
         self._divergence = Divergence(layout.config.experiment.training, records, say, self._host_s)
-        evaluations.on_diverged = self._divergence.of_model
-        merge = merge or prepared.method.merge
-        self._server = Server(layout, prepared, evaluations, records, progress, self._divergence, self._host_s, merge)
-        self._evaluations = evaluations
+        batch = layout.config.experiment.evaluation.batch
+        self.evaluations = Evaluations(executor, records, batch, self._divergence.of_model)
+        self._roster = Roster(prepared, progress, folder)
+        self._dispatcher = Dispatcher(layout, prepared, executor, progress)
+        self._server = Server(layout, prepared, self.evaluations, records, progress, self._divergence, self._host_s)
         self._records = records
         self._checkpoint = checkpoint
         self._tick = tick
-        self.started_s = started_s
-        self._flaws: dict[int, Flaw] = {}  # why a reply will not be merged, by task
-        self._outcomes: dict[int, Outcome] = {}
-        self.progress = progress
-        self.last_arrival: int | None = None  # the client whose result came last, for whoever watches
+        self._overrun: dict[int, Outcome] = {}  # of tasks whose compute event was put back, by number
 
     # the loop
 
     def run(self) -> None:
-        """From where the progress stands to the end of the experiment."""
+        """Run from where the progress stands to the end of the experiment."""
         p = self.progress
         if p.policy.round == 0:
             self._checkpoint(p)
             self._server.evaluate(0)
             self._open()
         else:
-            self._take_up()
+            self._resume()
         while not self._over() and (event := p.timeline.pop()) is not None:
             self._handle(event)
             self._tick()
@@ -92,30 +85,30 @@ class Engine:
         for task in list(p.tasks.values()):
             self._give_up(task, "the run ended")
         self._server.evaluate_last()
-        self._evaluations.collect(wait=True)
+        self.evaluations.collect(wait=True)
 
-    def _take_up(self) -> None:
-        """After a checkpoint: what was under way is done again, results included, since none are stored."""
+    def _resume(self) -> None:
+        """Continue after a checkpoint: the tasks in flight are carried out again, because no results are stored."""
         p = self.progress
         self._server.evaluate_again()
         for task in p.tasks.values():
             self._dispatcher.submit(task, codec.pack(p.sent[task.number]))
         for task in p.tasks.values():
             if task.compute_end_s is not None:
-                self._take_again(task, self.executor.wait(task.number))
+                self._receive_again(task, self.executor.wait(task.number))
             if task.outcome:  # its row was taken back together with those that will happen again
                 self._write(task)
 
-    def _take_again(self, task: Task, outcome: Outcome) -> None:
-        """The reply of a task that was computed before the checkpoint; it must be as good as it was then."""
+    def _receive_again(self, task: Task, outcome: Outcome) -> None:
+        """Receive the reply of a task that was computed before the checkpoint; it must be as good as it was then."""
         problem = "" if outcome.kind == "ok" else outcome.detail
         if not problem:
             try:
-                self._take_reply(task, outcome)
+                self._receive(task, outcome)
             except codec.WireError as error:
                 problem = str(error)
-        if not problem and task.outcome == "ok" and task.number in self._flaws:
-            problem = self._flaws[task.number].detail
+        if not problem and task.outcome == "ok" and (flaw := self._server.flaw(task)) is not None:
+            problem = flaw.detail
         if problem:
             raise FleetbedError(
                 f"task {task.number} succeeded before and failed now: {problem}; if the host caused this, fix it and "
@@ -136,7 +129,7 @@ class Engine:
             self._carry_out(p.policy.timer(event.task))
             return
         if event.kind in (Kind.CAME, Kind.LEFT):
-            self._came_or_left(event)
+            self._availability_changed(event)
             return
         if event.kind is Kind.RATE:
             self._dispatcher.change_rate(event)
@@ -152,32 +145,32 @@ class Engine:
         elif event.kind is Kind.UPLOADED:
             self._uploaded(task)
 
-    def _came_or_left(self, event: Event) -> None:
+    def _availability_changed(self, event: Event) -> None:
         p = self.progress
         for follows in p.availability.changed(event):
             p.timeline.add(follows)
-        if event.client in p.availability.away:
-            for task in [t for t in p.tasks.values() if t.client == event.client and t.outcome == ""]:
+        if self._roster.is_away(event.client):
+            for task in self._under_way(event.client):
                 self._stop(task)
                 self._end(task, "offline", "it left before its result had arrived")
         else:
             p.free_since[event.client] = event.time_s
-            self._carry_out(p.policy.on_client_available(self._idle(), self._away()))
+            self._carry_out(p.policy.on_client_available(self._roster.idle(), self._roster.away()))
 
-    # a task's life
+    # the life of a task
 
     def _invite(self, client: int) -> None:
-        if client not in self.progress.availability.away:
+        if self._roster.is_away(client):
+            self._end(self._dispatcher.miss(client, self._host_s()), "offline", "it was away when it was invited")
+        else:
             self._dispatcher.dispatch(client, self._host_s())
-            return
-        self._end(self._dispatcher.miss(client, self._host_s()), "offline", "it was away when it was invited")
 
     def _computed(self, task: Task) -> None:
-        outcome = self._outcomes.get(task.number) or self.executor.wait(task.number)
+        outcome = self._overrun.get(task.number) or self.executor.wait(task.number)
         if outcome.kind == "host":
             name = self.participants[task.client].spec.name
             raise FleetbedError(
-                f"this host could not carry out task {task.number} of client {name}: {outcome.detail}; mend that and "
+                f"this host could not carry out task {task.number} of client {name}: {outcome.detail}; fix that and "
                 f"continue with --resume, nothing that was merged is lost"
             )
         kind, detail = self._timing.failure(task.number) or (outcome.kind, outcome.detail)
@@ -191,34 +184,30 @@ class Engine:
         assert isinstance(outcome.answer, Trained)
         measured_s = self._timing.measured_s(task, outcome.answer)
         if measured_s is not None and task.compute_start_s is not None:
-            if task.number not in self._outcomes:  # else it is back at its real end
+            if task.number not in self._overrun:  # else it was learned from when it was put back
                 self._timing.learn(task, outcome.answer)
-            if measured_s > (task.measured_s or 0.0):  # else it is done again
+            if measured_s > (task.measured_s or 0.0):  # else it was carried out again after a resumption
                 task.measured_s = measured_s
                 task.overrun = measured_s / task.plan_s if task.plan_s else None
-            if task.compute_start_s + measured_s > now_s:  # it overran its plan: put back at its real end
-                self._outcomes[task.number] = outcome
+            if task.compute_start_s + measured_s > now_s:  # it overran its plan: put it back at its real end
+                self._overrun[task.number] = outcome
                 end_s = task.compute_start_s + measured_s
                 self.progress.timeline.add(Event(end_s, Kind.COMPUTED, task.client, task.number))
                 return
-        self._outcomes.pop(task.number, None)
+        self._overrun.pop(task.number, None)
         self._stop_computing(task)
         task.take(outcome.answer)
         try:
-            self._take_reply(task, outcome)
+            self._receive(task, outcome)
         except codec.WireError as error:
             self._end(task, "refused", f"sent an invalid message: {error}")
             return
         task.bytes_up = codec.size_of(outcome.frames)
         self._dispatcher.transfer(Kind.UPLOADED, task, task.bytes_up)
 
-    def _take_reply(self, task: Task, outcome: Outcome) -> None:
+    def _receive(self, task: Task, outcome: Outcome) -> None:
         assert isinstance(outcome.answer, Trained)
-        message = self._server.replies[task.number] = codec.unpack(outcome.frames)
-        client, sent = self.participants[task.client].client, self.progress.sent[task.number]
-        flaw = flaw_in(self._method, task, client, sent, outcome.answer, message)
-        if flaw is not None:
-            self._flaws[task.number] = flaw
+        self._server.receive(task, outcome.answer, codec.unpack(outcome.frames))
 
     def _stop_computing(self, task: Task) -> None:
         now_s = self.progress.timeline.now_s
@@ -229,14 +218,10 @@ class Engine:
     def _uploaded(self, task: Task) -> None:
         task.uploaded_s = self.progress.timeline.now_s
         self.last_arrival = task.client
-        flaw = self._flaws.get(task.number)
-        if flaw is None:
-            self._end(task, "ok", "")
-        else:
-            self._end(task, *flaw)
+        self._end(task, *(self._server.flaw(task) or ("ok", "")))
 
     def _end(self, task: Task, outcome: str, detail: str) -> None:
-        """A task's one outcome; the policy decides what follows from it."""
+        """Give a task its one outcome; the policy decides what follows from it."""
         task.outcome, task.detail = outcome, detail
         if task.ended_s is None:
             self._finish(task)
@@ -244,52 +229,29 @@ class Engine:
         diverged = outcome == "diverged"
         if outcome != "ok":
             self._forget(task)
-            if not diverged:  # which is a result too
+            if not diverged:  # a result that diverged is a result too
                 self._count_failed()
         if outcome == "oom":
-            self._step_down(self.participants[task.client], task, detail)
+            self._step_down(task, detail)
         if diverged:
             who = self.participants[task.client].spec
             text = f"client {who.name} ({who.kind}) in round {task.round}: {detail}"
             self._divergence.of_client(text, self.progress.timeline.now_s)
         decision = self.progress.policy.ended(
-            task.number, task.client, ok=outcome == "ok", idle=self._idle(), diverged=diverged
+            task.number, task.client, ok=outcome == "ok", idle=self._roster.idle(), diverged=diverged
         )
         self._carry_out(decision)
 
-    def _step_down(self, who: Participant, task: Task, detail: str) -> None:
-        """A client that ran out of memory comes back with the next smaller variant, or not at all."""
-        kept = who.kept
-        failed = f"client {who.spec.name} ({who.spec.kind}) ran out of memory with {who.client.variant}"
-        if not self._timing.steps_down:
-            raise FleetbedError(
-                f"{failed}, which should fit: {detail}; raise budgets.memory_margin, or use timing.source enforced, "
-                f"which tries it out first"
-            )
-        if who.step_down(self._method.context.family.variants):
-            self._method.reassign([each.client for each in self.participants.values()])
-            who.kept = self._saved(kept, who, task)
-            self._notice("step-down", f"{failed}, now {who.client.variant}")
-        else:
-            self._notice("unfit", f"{failed} and leaves the run")
-            if not self.progress.merging:  # else it is asked for after the merge, which may be the last one
-                self._check_enough()
-
-    def _saved(self, kept: str | None, who: Participant, task: Task) -> str | None:
-        """The file of what still serves a client with a smaller variant, of what it kept."""
-        saved = None if kept is None else self._method.step_down(load_bundle(self._folder / kept), who.client)
-        if saved is None:
-            return None
-        name = kept_name(task.client, task.number)
-        save_bundle(self._folder / name, saved)
-        return name
-
-    def _notice(self, kind: str, text: str) -> None:
-        self._records.notice(kind, text, self._host_s(), self.progress.timeline.now_s)
+    def _step_down(self, task: Task, detail: str) -> None:
+        p = self.progress
+        kind, text = self._roster.step_down(task, detail)
+        self._records.notice(kind, text, self._host_s(), p.timeline.now_s)
+        if not p.clients[task.client].fit and not p.merging:  # else it is checked after the merge, the last one maybe
+            self._roster.check_enough()
 
     def _give_up(self, task: Task, why: str) -> None:
-        """Nobody waits for this task any more."""
-        if task.outcome == "":
+        """End a task whose result is not needed any more."""
+        if not task.outcome:
             self._stop(task)
             task.outcome, task.detail = "late", why
             self._write(task)
@@ -297,7 +259,7 @@ class Engine:
         self._forget(task)
 
     def _stop(self, task: Task) -> None:
-        """Cut it off, wherever it is, on the host and on the timeline. What it has used until now, it has used."""
+        """Cut a task off, on the host and on the timeline. What it has used until now counts."""
         p = self.progress
         self.executor.cancel(task.number)
         task.cut(p.timeline.forget(task.number))
@@ -316,7 +278,8 @@ class Engine:
             )
 
     def _forget(self, task: Task) -> None:
-        for table in (self.progress.tasks, self.progress.sent, self._server.replies, self._flaws, self._outcomes):
+        self._server.forget(task)
+        for table in (self.progress.tasks, self.progress.sent, self._overrun):
             table.pop(task.number, None)
 
     # rounds and merges
@@ -324,35 +287,18 @@ class Engine:
     def _open(self) -> None:
         p = self.progress
         p.round_start_s, p.round_host_s = p.timeline.now_s, self._host_s()
-        decision = p.policy.open(self._idle(), self._away())
+        decision = p.policy.open(self._roster.idle(), self._roster.away())
         if not self._over():
-            self._check_enough()
+            self._roster.check_enough()
             self._carry_out(decision)
 
-    def _check_enough(self) -> None:
-        """End a run in which no merge can come about any more; the timeline may go on for ever."""
-        fit, needed = sum(who.fit for who in self.participants.values()), self.progress.policy.fewest
-        if fit < needed:
-            raise FleetbedError(
-                f"clients that can still take part: {fit}, needed for a merge: {needed}; the others ran out of memory "
-                f"with the smallest variant"
-            )
-
-    def _idle(self) -> list[int]:
-        """Who can be invited: nobody with a task under way or a result that is not merged yet."""
-        return [number for number in self._free() if number not in self.progress.availability.away]
-
-    def _away(self) -> list[int]:
-        return [number for number in self._free() if number in self.progress.availability.away]
-
-    def _free(self) -> list[int]:
-        busy = {task.client for task in self.progress.tasks.values()}
-        return [number for number, who in self.participants.items() if who.fit and number not in busy]
+    def _under_way(self, client: int) -> list[Task]:
+        return [task for task in self.progress.tasks.values() if task.client == client and not task.outcome]
 
     def _carry_out(self, decision: Decision) -> None:
         p = self.progress
         for client in decision.abandon:
-            for task in [t for t in p.tasks.values() if t.client == client and t.outcome == ""]:
+            for task in self._under_way(client):
                 self._give_up(task, "the round was closed before it arrived")
         for client in decision.invite:
             self._invite(client)
@@ -370,12 +316,12 @@ class Engine:
             p.failed_in_a_row = 0
         p.policy.merged(len(merged))
         finished_round = p.policy.round
-        self._server.go_on()
+        self._server.start_next()
         self._open()
         if merged and p.policy.round != finished_round:
             self._server.evaluate(finished_round)
         if merged and p.version % self.config.experiment.checkpoint_every == 0:
-            self._evaluations.collect(wait=True, before=p.version)
+            self.evaluations.collect(wait=True, before=p.version)
             self._checkpoint(p)
 
     # clocks and rows

@@ -1,4 +1,4 @@
-"""Evaluation by the experimenter: on the host, off the timeline, without a share in the run's randomness."""
+"""Evaluation by the experimenter: on the host, off the timeline, and without using the run's randomness."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fleetbed.profiles.errors import FleetbedError
 
 
 class Moment(Struct, frozen=True):
-    """After which merge, at the end of which round, when in device time."""
+    """The moment of an evaluation: after this merge, at the end of this round, at this device time."""
 
     version: int
     round: int
@@ -27,17 +27,23 @@ class Moment(Struct, frozen=True):
 
 
 class Evaluations:
-    """Orders for the services and what comes of them. Their numbers are negative: tasks of clients count up from 0."""
+    """Has models evaluated by the services and records the results.
 
-    def __init__(self, executor: Executor, records: Records, batch: int) -> None:
+    The numbers of its orders are negative, because the tasks of clients count up from 0. `on_diverged` is called with a
+    sentence and the device time for every loss that is not finite.
+    """
+
+    def __init__(
+        self, executor: Executor, records: Records, batch: int, on_diverged: Callable[[str, float], None]
+    ) -> None:
         self._executor = executor
         self._records = records
         self._batch = batch
         self._next = -1
         self._pending: dict[int, tuple[Target, Moment]] = {}
         self._measured: dict[int, list[EvaluationRow]] = {}  # by version, until all of its targets are measured
-        self.latest: Result | None = None  # of the newest version that was measured as a whole, for whoever watches
-        self.on_diverged: Callable[[str, float], None] = lambda *_: None  # told of losses that are not finite
+        self._on_diverged = on_diverged
+        self.latest: Result | None = None  # of the newest version all of whose targets were measured, for observers
 
     def submit(
         self,
@@ -62,7 +68,7 @@ class Evaluations:
             self._next -= 1
 
     def collect(self, *, wait: bool = False, before: int | None = None) -> None:
-        """Record what has come in; with `wait`, all of it, or all of versions `before` this one."""
+        """Record the results that have come in; with `wait`, wait for all, or for all `before` this version."""
         for number, (target, when) in sorted(self._pending.items(), reverse=True):
             due = wait and (before is None or when.version < before)
             if not due and number not in self._executor.outcomes:
@@ -87,7 +93,7 @@ class Evaluations:
             self._records.write([row])
             self._note(row)
             if row.loss is None and row.samples:
-                self.on_diverged(f"the loss of {row.target} after round {row.round} is {found.loss}", row.device_s)
+                self._on_diverged(f"the loss of {row.target} after round {row.round} is {found.loss}", row.device_s)
 
     def _note(self, row: EvaluationRow) -> None:
         """Keep the result of a version once all of its targets are measured."""

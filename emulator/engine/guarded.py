@@ -119,6 +119,10 @@ class Guarded(Algorithm):
                 raise self._wrong("merge", f"the metric {name!r}, {type(value).__name__}, where a number is needed")
         return merged
 
+    def foresee(self, state: Bundle, arrivals: Sequence[Arrival]) -> Bundle:
+        with _named(self.name, "foresee"):
+            return self._bundle(self.method.foresee(state, arrivals), "foresee")
+
     def server_work(self, state: Bundle, arrivals: Sequence[Arrival]) -> Work:
         with _named(self.name, "server_work"):
             return self._is(self.method.server_work(state, arrivals), Work, "server_work")

@@ -1,9 +1,10 @@
-"""What a run stands on before any process exists: fleet, server, data, partition, model family, methods checked."""
+"""The layout of a run, made before any process exists: fleet, server, data, partition and model family, all checked."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -40,18 +41,19 @@ class Layout:
 
     @property
     def assigned(self) -> dict[int, str]:
-        """The variant of every client where the experiment fixes it, whether it fits or not; else nothing."""
+        """The variant of every client where the experiment fixes it, whether it fits or not; otherwise empty."""
         fixed = self.config.algorithm.variant
         names = self.config.model.assign if fixed is None else (fixed,)
         groups = np.array_split(np.arange(len(self.specs)), len(names)) if names else []
         return {int(number): name for name, group in zip(names, groups, strict=True) for number in group}
 
-    def stand_ins(self) -> list[Client]:
-        """A client of every variant in question, so that the method can say what each would do."""
-        return stand_ins(self.family, set(self.assigned.values()))
+    @cached_property
+    def stand_in(self) -> Algorithm:
+        """The method with one client of every variant in question, for questions that come before the choice."""
+        return self.method(stand_ins(self.family, set(self.assigned.values())))
 
     def method(self, clients: Sequence[Client]) -> Algorithm:
-        """The method for these clients, refused by name where it does not go with the experiment."""
+        """The method for these clients. Raises BadInput, naming it, where it does not fit the experiment."""
         context = make_context(self.config, self.dataset, self.split, clients)
         algorithm = self.config.algorithm
         method = make_guarded(algorithm.name, lambda: load_method(algorithm, context))
@@ -59,7 +61,7 @@ class Layout:
         return method
 
     def compared(self) -> list[Layout]:
-        """The layout under each algorithm that the variants have to fit under, if they are to be common; else none."""
+        """The layout under each algorithm that a common variant has to fit; empty where variants need not be common."""
         experiment = self.config.experiment
         if self.config.model.choose != "common":
             return []
@@ -72,7 +74,7 @@ class Layout:
 
 
 def stand_ins(model: Family, assigned: Collection[str]) -> list[Client]:
-    """A client of each of the variants that are assigned; of every one where none of these is."""
+    """One client of each assigned variant, or of every variant of the model where none is assigned."""
     variants = [variant for variant in model.variants if variant in assigned] or model.variants
     return [Client(number, variant, 1) for number, variant in enumerate(variants)]
 
@@ -103,12 +105,12 @@ def lay_out(config: RunConfig, search: Sequence[Path]) -> Layout:
         presence=load_presence(experiment, len(specs)),
         rates=load_rates(experiment, len(specs), config.seed),
     )
-    layout.method(layout.stand_ins())  # refuses what does not go together
+    _ = layout.stand_in  # raises where method and experiment do not fit together
     return layout
 
 
 def check_assign(asked: Model, model: Family, clients: int | None) -> None:
-    """Refuse variants that do not exist, or more of them than clients, where the number of these is known."""
+    """Refuse variants that do not exist, and more variants than clients where the number of clients is known."""
     names = asked.assign
     if names and asked.choose == "common":
         raise BadInput(

@@ -1,23 +1,31 @@
-"""The server of a run: it merges what has arrived, one merge after the other, and has the new model evaluated."""
+"""The server of a run: holds the replies, merges them, one merge after the other, and has the new model evaluated."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from fleetbed.emulator.engine.divergence import Divergence
 from fleetbed.emulator.engine.evaluation import Evaluations, Moment
 from fleetbed.emulator.engine.layout import Layout
 from fleetbed.emulator.engine.prepared import Prepared
 from fleetbed.emulator.engine.progress import Progress
+from fleetbed.emulator.engine.replies import Flaw, flaw_in
 from fleetbed.emulator.engine.task import Task, assignment_of, task_row
-from fleetbed.emulator.method.algorithm import Arrival, Merged
+from fleetbed.emulator.method.algorithm import Arrival
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.records.records import Records, finite
 from fleetbed.emulator.records.tables import MetricRow, RoundRow
 from fleetbed.emulator.timeline.events import Event, Kind
 from fleetbed.emulator.timeline.plan import server_seconds
+from fleetbed.emulator.wire.messages import Trained
 
-Merge = Callable[[Bundle, Sequence[Arrival]], Merged]
+
+class Received(NamedTuple):
+    """A reply, and why it will not be merged, if so."""
+
+    message: Bundle
+    flaw: Flaw | None
 
 
 class Server:
@@ -30,7 +38,6 @@ class Server:
         progress: Progress,
         divergence: Divergence,
         host_s: Callable[[], float],
-        merge: Merge,
     ) -> None:
         self._device = layout.server
         self._experiment = layout.config.experiment
@@ -41,18 +48,30 @@ class Server:
         self._progress = progress
         self._divergence = divergence
         self._host_s = host_s
-        self._merge = merge
-        self.replies: dict[int, Bundle] = {}  # by task, from when they were computed until they are merged
+        self._replies: dict[int, Received] = {}  # by task, from when they were computed until they are merged
+
+    def receive(self, task: Task, answer: Trained, message: Bundle) -> None:
+        """Hold the reply of a task, and check it against what the method declares."""
+        client, sent = self._participants[task.client].client, self._progress.sent[task.number]
+        flaw = flaw_in(self._method, task, client, sent, answer, message)
+        self._replies[task.number] = Received(message, flaw)
+
+    def flaw(self, task: Task) -> Flaw | None:
+        """Why the reply of a task will not be merged; None: it will be."""
+        return self._replies[task.number].flaw
+
+    def forget(self, task: Task) -> None:
+        self._replies.pop(task.number, None)
 
     def queue(self, numbers: tuple[int, ...]) -> None:
-        """These results are to be merged, after those that are being merged."""
+        """Merge the results of these tasks after those that are being merged."""
         p = self._progress
         p.merging.append(numbers)
         if len(p.merging) == 1:
             self._start()
 
     def _start(self) -> None:
-        """Work on the head of the queue; what that costs is device time of the server's own."""
+        """Start the merge at the head of the queue; it takes device time on the server's own device."""
         p = self._progress
         tasks = [p.tasks[number] for number in p.merging[0]]
         seconds = 0.0
@@ -62,27 +81,27 @@ class Server:
         p.timeline.add(Event(p.timeline.now_s + seconds, Kind.SERVER_DONE))
 
     def finish(self) -> list[Task]:
-        """The merge under way is done: a new version, unless there was nothing in it. Gives what was merged."""
+        """Finish the merge under way, which makes a new version unless it is empty; returns the tasks in it."""
         p = self._progress
         tasks = [p.tasks[number] for number in p.merging.pop(0)]
         if not tasks:
             return []
-        result = self._merge(p.state, self._arrivals(tasks))
+        result = self._method.merge(p.state, self._arrivals(tasks))
         before, p.state = p.state.tensors, result.state
         p.version += 1
         for task in tasks:
             task.merged_version, task.staleness = p.version, p.version - 1 - task.base_version
-            self._participants[task.client].kept = task.keep or task.kept
+            p.clients[task.client].kept = task.keep or task.kept
         self._write(tasks, result.metrics)
-        # what arrived was finite, but sums and products of it may overflow
+        # all replies were finite, but sums and products of them may overflow
         changed = Bundle({name: t for name, t in p.state.tensors.items() if before.get(name) is not t})
         if (name := changed.first_not_finite()) is not None:
             text = f"merge {p.version}, in round {p.policy.round}, made {name} of the server's state not finite"
             self._divergence.of_model(text, p.timeline.now_s)
         return tasks
 
-    def go_on(self) -> None:
-        """Begin the next merge, if one is waiting."""
+    def start_next(self) -> None:
+        """Start the next merge, if one is waiting."""
         if self._progress.merging:
             self._start()
 
@@ -95,7 +114,7 @@ class Server:
                 Arrival(
                     assignment=assignment_of(task, self._participants[task.client].client),
                     sent=p.sent[task.number],
-                    message=self.replies[task.number],
+                    message=self._replies[task.number].message,
                     staleness=staleness,
                     weight=p.policy.weight(staleness),
                 )
@@ -125,10 +144,10 @@ class Server:
             ]
         )
 
-    # looking at the model
+    # evaluation
 
     def evaluate(self, finished_round: int) -> None:
-        """Have the state evaluated if this round, or one that ended with it, is one after which that is asked for."""
+        """Have the state evaluated if the experiment asks for it after this round, or after one that ended with it."""
         experiment, p = self._experiment, self._progress
         every = experiment.evaluation.every
         last = min(max(finished_round, p.policy.round - 1), experiment.rounds)  # a merge may end several of a stream
@@ -137,7 +156,7 @@ class Server:
             self._submit_evaluation(p.evaluated)
 
     def evaluate_last(self) -> None:
-        """Have the final state evaluated, whatever ended the run, as of the merge that made it."""
+        """Have the final state evaluated, dated by the merge that made it, unless that has been done."""
         p = self._progress
         if p.evaluated is None or p.evaluated.version != p.version:
             query = f"SELECT version, round, device_end_s FROM rounds WHERE version = {p.version}"
@@ -146,11 +165,11 @@ class Server:
             self._submit_evaluation(p.evaluated)
 
     def evaluate_again(self) -> None:
-        """After a checkpoint: what had been asked for of this very version."""
+        """Repeat, after a checkpoint, the evaluation of this version if there was one."""
         p = self._progress
         if p.evaluated is not None and p.evaluated.version == p.version:
             self._submit_evaluation(p.evaluated)
 
     def _submit_evaluation(self, when: Moment) -> None:
-        kept = {number: who.kept for number, who in self._participants.items()}
+        kept = {number: client.kept for number, client in self._progress.clients.items()}
         self._evaluations.submit(self._method.targets(self._progress.state), kept, when)

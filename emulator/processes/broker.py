@@ -1,7 +1,8 @@
-"""The broker: one ROUTER socket, one process per client; orders go out, answers, losses and deaths come in.
+"""The broker: sends orders to one process per client over one ROUTER socket, and collects their outcomes.
 
-It knows processes and sockets, nothing of device time. Every wait has an end: a process that dies or stops is replaced
-once, so that what others do to this host's processes does not change a run's results; the second loss is the outcome.
+It knows processes and sockets, nothing of device time. Every wait has an end. A process that dies or stops is replaced
+once, so that interference from outside does not change the results of a run; the second loss is the order's outcome.
+The states of a worker, and its transitions, are in `worker_state.py`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from fleetbed.emulator.limits.plan import Cap, LimitPlan
-from fleetbed.emulator.processes.admission import Admission, Worker
+from fleetbed.emulator.processes.admission import Admission
 from fleetbed.emulator.processes.executor import Order, Outcome, outcome_of
 from fleetbed.emulator.processes.launcher import Launcher
+from fleetbed.emulator.processes.worker_state import Worker, WorkerState
 from fleetbed.emulator.wire import codec
 from fleetbed.emulator.wire.messages import (
     Configure,
+    Enrol,
     Exited,
     Forked,
     Hello,
@@ -36,11 +39,11 @@ from fleetbed.emulator.wire.shared_memory import SharedMemory
 from fleetbed.profiles.errors import FleetbedError, HostCannot
 
 TICK_S = 0.25
-LONGEST_TICK_S = 1.0  # of the clock for what follows: who stops the broker, or keeps it busy, costs nobody a deadline
+LONGEST_TICK_S = 1.0  # by which the broker's clock moves on: a broker that was stopped or busy makes nobody late
 HELLO_S = 120.0  # how long a worker may take from its fork to its hello; a tiny share of a core makes it slow
 LEAVE_S = 60.0  # how long a process may take to end
-EXIT_S = 5.0  # how long the end of a dead worker's connection is waited for
-PROCESSES = 2  # how many an order may take: one that is lost is replaced
+EXIT_S = 5.0  # how long the broker waits for the connection of an ended process to close
+PROCESSES = 2  # how many processes an order may use: one that is lost is replaced
 MOST_AT_ONCE = 1000  # messages handled before anything else gets its turn
 AT_ONCE = int(zmq.NOBLOCK)
 
@@ -59,10 +62,10 @@ class Broker:
         self._launcher = launcher
         self._admission = Admission(capacity)
         self._one_task = one_task
-        self._configuring = 0
+        self._configuring = 0  # orders to configure or enrol that the zygote has not carried out yet
         self._on_tick = on_tick
-        self._speakers: dict[bytes, Worker] = {}  # by identity: those who are alive, nobody else is listened to
-        self._looked_s = time.monotonic()  # when the clock was looked at last
+        self._by_identity: dict[bytes, Worker] = {}  # workers that have a process; other senders are ignored
+        self._looked_s = time.monotonic()  # when the clock was last moved on
         self._clock_s = 0.0
         self._shared = SharedMemory(launcher.shared)
         self._context = zmq.Context()
@@ -80,27 +83,32 @@ class Broker:
             self._poller.register(source, zmq.POLLIN)
 
     def admit_up_to(self, capacity: float) -> None:
-        """Have orders of so much load under way at once, from now on."""
+        """Set how much load may be under way at once, from now on."""
         self._admission.capacity = capacity
 
     def configure(self, setup: str) -> None:
-        """Tell the zygote what the run is. It does so before any worker that is started from here on."""
+        """Give the zygote the run's setup; services can be started from now on."""
         self._launcher.tell(Configure(setup))
         self._configuring += 1
 
+    def enrol(self, enrolment: str) -> None:
+        """Give the zygote the clients that were chosen; clients can be started from now on."""
+        self._launcher.tell(Enrol(enrolment))
+        self._configuring += 1
+
     def wait_for_zygote(self) -> None:
-        """Wait until the zygote has nothing left to configure, and so leaves the host alone."""
+        """Wait until the zygote has nothing left to do, so that it does not disturb a measurement."""
         while self._configuring:
             self._pump(TICK_S)
 
     def enlist(self, name: str, title: str, plan: LimitPlan) -> None:
-        """Make a worker known; its process starts with its first order, or by `start`."""
+        """Add a worker; its process starts with its first order, or by `start`."""
         self._admission.enlist(Worker(name, title, plan))
 
     def dismiss(self, name: str) -> None:
-        """End an idle worker; an order that comes later starts it anew."""
+        """End the process of a worker without an order; a later order starts a new one."""
         worker = self._admission.workers[name]
-        if worker.alive:
+        if worker.state is not WorkerState.ABSENT:
             self._kill(worker, "nobody needs it any more")
 
     def start(self, names: list[str]) -> None:
@@ -108,15 +116,16 @@ class Broker:
         workers = [self._admission.workers[name] for name in names]
         for _ in range(PROCESSES):
             for worker in workers:
-                if not worker.greeted:
+                if worker.state is WorkerState.ABSENT:
                     self._spawn(worker)
-            while any(worker.alive and not worker.greeted for worker in workers):
+            while any(worker.is_starting or worker.is_ending for worker in workers):
                 self._pump(TICK_S)
-        if workers and not any(worker.greeted for worker in workers):
+        if workers and all(worker.state is WorkerState.ABSENT for worker in workers):
             raise FleetbedError(f"no client could be started, {workers[0].name}: {workers[0].lost_by}; see workers.log")
 
     def running(self) -> list[Order]:
-        return [worker.order for worker in self._admission.busy.values() if worker.order is not None]
+        """The orders that have been assigned and have no outcome yet."""
+        return [worker.order for worker in self._admission.assigned.values() if worker.order is not None]
 
     def submit(self, order: Order) -> None:
         self._admission.queue(order)
@@ -131,7 +140,7 @@ class Broker:
         self.outcomes.pop(task, None)
         worker = self._admission.drop(task)
         if worker is not None:
-            self._kill(worker, "nobody waits for its answer any more")
+            self._kill(worker, "its answer is not needed any more")
 
     def close(self) -> None:
         self._launcher.close()
@@ -140,34 +149,36 @@ class Broker:
         self._router.close()
         self._context.term()
 
-    # the host's side: processes, messages, deaths
+    # processes and messages
 
     def _admit(self) -> None:
         while (worker := self._admission.admit()) is not None:
-            if not worker.alive:
+            if worker.state is WorkerState.ABSENT:
                 self._spawn(worker)
-            elif worker.greeted:
+            elif worker.state is WorkerState.IDLE:
                 self._send(worker)
 
     def _spawn(self, worker: Worker) -> None:
-        worker.alive, worker.forked, worker.greeted, worker.leaving = True, False, False, False
-        worker.socket, worker.killed_for, worker.since_s = None, "", self._clock_s
-        worker.identity = f"{worker.name}-{secrets.token_hex(8)}".encode()
-        self._speakers[worker.identity] = worker
-        one_task = self._one_task and not worker.is_service
+        identity = f"{worker.name}-{secrets.token_hex(8)}"
+        worker.spawn(identity.encode(), self._clock_s)
+        self._by_identity[worker.identity] = worker
         self._launcher.tell(
             Spawn(
                 worker=worker.name,
-                identity=worker.identity.decode(),
+                identity=identity,
                 title=worker.title,
                 plan=worker.plan,
-                one_task=one_task,
+                one_task=self._leaves(worker),
             )
         )
 
+    def _leaves(self, worker: Worker) -> bool:
+        """Whether the worker's process ends after one order."""
+        return self._one_task and not worker.is_service
+
     def _send(self, worker: Worker) -> None:
         assert worker.order is not None
-        worker.sent_s, worker.since_s = time.monotonic(), self._clock_s
+        worker.sent(time.monotonic(), self._clock_s)
         header, frames = worker.order.header, worker.order.frames
         if not isinstance(header, Measure):
             worker.slot = self._shared.take(frames)
@@ -178,10 +189,10 @@ class Broker:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self._kill(worker, "its connection was lost")  # its exit will be reported and decides about the order
+            self._kill(worker, "its connection was lost")  # the report of its exit will decide about the order
 
     def _pump(self, timeout_s: float) -> None:
-        """Handle what has come in, or what the clock says."""
+        """Handle the messages that have come in, and the deadlines that have passed."""
         for source, _ in self._poller.poll(round(timeout_s * 1000)):
             if source is self._router:
                 self._drain_router()
@@ -201,39 +212,37 @@ class Broker:
         self._on_tick()
 
     def _check(self, worker: Worker, waited_s: float) -> None:
-        """Give up what has taken too long."""
-        order = worker.order
-        if worker.exit is not None:
-            if waited_s > EXIT_S:
-                self._settle(worker)
-        elif worker.leaving:
-            if waited_s > LEAVE_S and worker.killed_for:
-                raise FleetbedError(f"the process of {worker.name} was killed and has not ended for {LEAVE_S:.0f} s")
-            if waited_s > LEAVE_S:
-                self._kill(worker, "it did not end by itself")
-        elif worker.forked and not worker.greeted and waited_s > HELLO_S:
+        """Act on a worker that has been in its state for too long."""
+        state, order = worker.state, worker.order
+        if state is WorkerState.FORKED and waited_s > HELLO_S:
             self._kill(worker, f"it did not start within {HELLO_S:.0f} s")
-        elif worker.greeted and order is not None and waited_s > order.limit_s:
+        elif state is WorkerState.BUSY and order is not None and waited_s > order.limit_s:
             self._end(worker, "hang", f"no answer within {order.limit_s:.0f} s")
             self._kill(worker, "it did not answer in time")
+        elif state is WorkerState.LEAVING and waited_s > LEAVE_S:
+            self._kill(worker, "it did not end by itself")
+        elif state is WorkerState.KILLED and waited_s > LEAVE_S:
+            raise FleetbedError(f"the process of {worker.name} was killed and has not ended for {LEAVE_S:.0f} s")
+        elif state is WorkerState.EXITED and waited_s > EXIT_S:
+            self._settle(worker)
 
     def _drain_router(self) -> None:
-        """Take the messages that are there. To ask for one more is quicker than to ask before each whether it is."""
+        """Handle the messages that are there. Reading until none is left is quicker than polling before each."""
         for _ in range(MOST_AT_ONCE):
             try:
                 identity = self._router.recv(AT_ONCE)
             except zmq.Again:
                 return
-            self._hear(identity)
-            if not self._admission.busy:
-                return  # nobody owes an answer; who says hello now is heard in the next turn
+            self._receive(identity)
+            if not self._admission.assigned:
+                return  # no answer is due, and a hello can wait for the next turn
 
-    def _hear(self, identity: bytes) -> None:
-        """Take the rest of a message."""
-        worker = self._speakers.get(identity)
+    def _receive(self, identity: bytes) -> None:
+        """Read the rest of a message and handle it."""
+        worker = self._by_identity.get(identity)
         frames = codec.receive(self._router)
         if worker is None:
-            return  # nobody we started, or one that has died since: its messages lead nowhere
+            return  # the sender is no worker of ours, or has died since
         try:
             self._on_message(worker, frames)
         except codec.WireError as error:
@@ -241,20 +250,13 @@ class Broker:
             self._kill(worker, "it sent an invalid message")
 
     def _on_message(self, worker: Worker, frames: list[zmq.Frame]) -> None:
-        if not worker.greeted:
-            hello = codec.parse_control(from_worker, frames[0])
-            if not isinstance(hello, Hello):
-                raise codec.WireError(f"{type(hello).__name__} before hello")
-            # the kernel gives descriptors out again: the end of whoever had this one before must be heard first, and
-            # it has been said, for it came before this connection was accepted
-            self._drain_monitor()
-            worker.greeted, worker.socket = True, frames[0].get(zmq.SRCFD)
-            self.caps[worker.name] = hello.caps
-            if worker.order is not None:
-                self._send(worker)
+        if worker.is_starting:
+            self._on_hello(worker, frames[0])
             return
         order = worker.order
         if order is None or worker.sent_s is None:
+            if worker.is_ending:
+                return  # what it was asked for is not needed any more
             raise codec.WireError("an answer that nobody asked for")
         outcome = outcome_of(frames, worker.sent_s, time.monotonic())
         if outcome.answer is not None and outcome.answer.task != order.task:
@@ -264,19 +266,31 @@ class Broker:
             outcome = msgspec.structs.replace(outcome, frames=whole)
         self._admission.free(worker)
         self._release_slot(worker)
-        worker.leaving, worker.since_s = self._one_task and not worker.is_service, self._clock_s
+        worker.answered(self._clock_s, leaves=self._leaves(worker))
         self.outcomes[order.task] = outcome
 
+    def _on_hello(self, worker: Worker, frame: zmq.Frame) -> None:
+        hello = codec.parse_control(from_worker, frame)
+        if not isinstance(hello, Hello):
+            raise codec.WireError(f"{type(hello).__name__} before hello")
+        # The kernel reuses file descriptors, so the loss of an earlier connection with this one must be handled first.
+        # It has been reported by now, because it happened before this connection was accepted.
+        self._drain_monitor()
+        worker.greeted(frame.get(zmq.SRCFD), self._clock_s)
+        self.caps[worker.name] = hello.caps
+        if worker.order is not None:
+            self._send(worker)
+
     def _drain_monitor(self) -> None:
-        """Whose heartbeats stopped or whose process died. A stopped process is alive, so it must be ended."""
+        """Handle lost connections: the process died, or it was stopped and has to be ended."""
         while self._monitor.poll(0):
             descriptor = recv_monitor_message(self._monitor)["value"]
             for worker in self._admission.workers.values():
                 if worker.socket == descriptor:
                     worker.socket = None
-                    if worker.exit is not None:
+                    if worker.state is WorkerState.EXITED:
                         self._settle(worker)
-                    elif worker.alive and not worker.leaving:
+                    elif worker.state is not WorkerState.LEAVING:
                         self._kill(worker, "its heartbeats stopped")
 
     def _on_zygote(self) -> None:
@@ -285,14 +299,11 @@ class Broker:
             return
         if isinstance(message, Exited):
             worker = self._admission.workers[message.worker]
-            worker.exit, worker.since_s, worker.leaving = message, self._clock_s, True
+            worker.exited(message, self._clock_s)
             if worker.socket is None:
                 self._settle(worker)
         elif isinstance(message, Forked):
-            worker = self._admission.workers[message.worker]
-            worker.forked = True
-            if not worker.greeted:
-                worker.since_s = self._clock_s
+            self._admission.workers[message.worker].forked(self._clock_s)
         elif isinstance(message, Ready):
             self._configuring -= 1
         elif message.worker is None:
@@ -301,36 +312,38 @@ class Broker:
             raise HostCannot(f"{message.worker} cannot be started: {message.text}")
 
     def _settle(self, worker: Worker) -> None:
-        """Decide what a worker's end means, once its connection has ended too: its last answer may still be on its way,
-        for the zygote's word can overtake it, but the end of the connection cannot."""
+        """Decide what the end of a worker's process means, once its connection has ended too.
+
+        Its last answer may still be on its way: the zygote's report can overtake it, the end of the connection cannot.
+        """
         self._drain_router()
-        exit_, worker.exit = worker.exit, None
-        assert exit_ is not None
-        worker.alive, worker.leaving, worker.socket = False, False, None
+        if worker.state is not WorkerState.EXITED:
+            return  # a message that was just handled had it settled
+        how = worker.settled(self._clock_s)
         self._release_slot(worker)
-        self._speakers.pop(worker.identity, None)
-        if exit_.oom:
+        self._by_identity.pop(worker.identity, None)
+        if how.oom:
             worker.lost_by = "killed by the kernel at its memory cap"
             self._end(worker, "oom", worker.lost_by)
-        elif exit_.stopped:
+        elif how.stopped:
             self._lose(worker, "hang", "stopped by a signal")
-        elif exit_.ordered:
+        elif how.ordered:
             self._lose(worker, "hang", worker.killed_for)
         else:
-            how = f"signal {-exit_.status}" if exit_.status < 0 else f"exit status {exit_.status}"
-            self._lose(worker, "crash", f"ended by {how}")
+            cause = f"signal {-how.status}" if how.status < 0 else f"exit status {how.status}"
+            self._lose(worker, "crash", f"ended by {cause}")
 
     def _lose(self, worker: Worker, kind: Literal["crash", "hang"], detail: str) -> None:
-        """Have another process do the order of one that was lost, unless it was the last that the order may take."""
+        """Replace a process that was lost with an order, unless it was the last one that the order may use."""
         worker.losses += 1
         worker.lost_by = detail
         if worker.order is not None and worker.losses < PROCESSES:
-            worker.sent_s = None
             self._spawn(worker)
         else:
             self._end(worker, kind, detail)
 
     def _end(self, worker: Worker, kind: Literal["oom", "crash", "hang"], detail: str) -> None:
+        """Give the worker's order, if it has one, this outcome."""
         if worker.order is not None:
             self.outcomes[worker.order.task] = Outcome(
                 kind=kind, detail=detail, host_start_s=worker.sent_s, host_end_s=time.monotonic()
@@ -338,11 +351,12 @@ class Broker:
             self._admission.free(worker)
 
     def _release_slot(self, worker: Worker) -> None:
-        """Once it has answered or ended: until then it may write there."""
+        """Release its slot. Its process must have answered or ended: until then it may write there."""
         if worker.slot is not None:
             self._shared.release(worker.slot)
             worker.slot = None
 
     def _kill(self, worker: Worker, why: str) -> None:
-        worker.leaving, worker.killed_for, worker.since_s = True, why, self._clock_s
-        self._launcher.tell(Kill(worker.name))
+        if not worker.is_ending:
+            worker.killed(why, self._clock_s)
+            self._launcher.tell(Kill(worker.name))

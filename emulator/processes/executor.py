@@ -1,4 +1,4 @@
-"""Who carries out orders on the host. The engine asks for an outcome; in which order the host works is no matter."""
+"""Executors carry out orders on the host. The engine asks for outcomes; the order in which the host works is free."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Order(Struct, frozen=True, kw_only=True):
     frames: list[codec.Buffer] = []
     load: float = 1.0  # the part of a core that it takes
     start_s: float = 0.0
-    expected_s: float = 0.0  # host seconds, or what goes with them
+    expected_s: float = 0.0  # host seconds, or a figure proportional to them
     limit_s: float = 600.0  # host seconds after which the worker counts as hung
 
     @property
@@ -54,27 +54,27 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 class Executor(Protocol):
-    outcomes: dict[int, Outcome]  # of orders that have ended and were not taken yet
+    outcomes: dict[int, Outcome]  # of orders that have ended, until `wait` returns them
 
     def submit(self, order: Order) -> None: ...
 
     def wait(self, task: int) -> Outcome:
-        """Block until this order has ended, and take its outcome."""
+        """Block until this order has ended; returns its outcome, once."""
         ...
 
     def cancel(self, task: int) -> None:
-        """Nobody will ask for this outcome any more."""
+        """Give up an order whose outcome is not needed any more."""
         ...
 
     def close(self) -> None: ...
 
 
 class InlineExecutor:
-    """Everything in this process, without caps, when it is asked for: a debugger works."""
+    """Carries out orders in this process, without limits, when their outcome is asked for: a debugger works."""
 
-    def __init__(self, workplace: TaskRunner) -> None:
+    def __init__(self, runner: TaskRunner) -> None:
         self.outcomes: dict[int, Outcome] = {}
-        self.workplace = workplace
+        self.runner = runner
         self._orders: dict[int, Order] = {}
 
     def submit(self, order: Order) -> None:
@@ -83,11 +83,11 @@ class InlineExecutor:
     def wait(self, task: int) -> Outcome:
         order = self._orders.pop(task)
         start_s = time.monotonic()
-        frames = answer(self.workplace, order.header, order.frames, None)
+        frames = answer(self.runner, order.header, order.frames, None)
         end_s = time.monotonic()
         try:
             return outcome_of(frames, start_s, end_s)
-        except codec.WireError as error:  # as the broker does
+        except codec.WireError as error:  # the same outcome as from the broker
             detail = f"sent an invalid message: {error}"
             return Outcome(kind="crash", detail=detail, host_start_s=start_s, host_end_s=end_s)
 
@@ -99,7 +99,7 @@ class InlineExecutor:
 
 
 def outcome_of(frames: list[codec.Buffer], start_s: float, end_s: float) -> Outcome:
-    """What a worker's answer means. Raises WireError if it means nothing."""
+    """The outcome that a worker's answer stands for. Raises WireError if it is no answer."""
     message = codec.parse_control(from_worker, frames[0])
     if isinstance(message, Failed):
         return Outcome(kind=message.kind, detail=message.detail, host_start_s=start_s, host_end_s=end_s)

@@ -1,4 +1,4 @@
-"""Telling the zygote what to do: how processes are made, apart from how one talks to them."""
+"""The broker's side of the zygote: how processes are made, apart from how the broker talks to them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from fleetbed.emulator.limits import clean_leftovers
 from fleetbed.emulator.processes import early_start
 from fleetbed.emulator.processes.janitor import end_session
 from fleetbed.emulator.wire import codec
-from fleetbed.emulator.wire.messages import Configure, Exited, FromZygote, Open, Spawn, ToZygote, from_zygote
+from fleetbed.emulator.wire.messages import Configure, Enrol, Exited, FromZygote, Open, Spawn, ToZygote, from_zygote
 from fleetbed.profiles.errors import FleetbedError
 
 MAX_CONTROL_BYTES = 1 << 16
 STOPPED_S = 10.0  # how long the zygote may be stopped by a signal
-SILENT_S = 1800.0  # how long it may take over one order; to configure it is to train a step of each model
+SILENT_S = 1800.0  # how long it may take for one order; configuring it means training a step of each model
 RESUME = "nothing that was merged is lost; continue with --resume"
 
 
 class Launcher:
-    """The broker's end of the zygote. It never blocks on it: orders that the zygote cannot take yet wait here."""
+    """Sends orders to the zygote and receives its reports. It never blocks: orders that cannot be sent yet wait."""
 
     def __init__(self, run: str, log: Path) -> None:
         clean_leftovers()
@@ -29,7 +29,7 @@ class Launcher:
         self._log = log
         self._waiting: deque[bytes] = deque()
         self._owed = 0  # orders that the zygote has yet to report on
-        self._spoke = False
+        self._spoke = False  # since the last check
         self._silent_since_s = 0.0
         self._zygote = early_start.take()
         self._zygote.control.setblocking(False)
@@ -41,20 +41,20 @@ class Launcher:
 
     @property
     def shared(self) -> int:
-        """The file descriptor of the memory that is shared with the workers; it lives as long as this."""
+        """The file descriptor of the memory that is shared with the workers; valid until `close`."""
         return self._zygote.shared
 
     def fileno(self) -> int:
         return self._zygote.control.fileno()
 
     def tell(self, order: ToZygote) -> None:
-        """Give an order; it is carried out after those before it, and what goes wrong is heard later."""
+        """Give an order. It is carried out after the orders before it; failures are reported later, by `hear`."""
         self._waiting.append(msgspec.msgpack.encode(order))
-        self._owed += isinstance(order, (Configure, Spawn))
+        self._owed += isinstance(order, (Configure, Enrol, Spawn))
         self.flush()
 
     def flush(self) -> None:
-        """Send the orders that wait, as far as the zygote can take them."""
+        """Send waiting orders, as many as the socket accepts."""
         while self._waiting:
             try:
                 self._zygote.control.send(self._waiting[0])
@@ -65,7 +65,7 @@ class Launcher:
             self._waiting.popleft()
 
     def hear(self) -> FromZygote | None:
-        """The next message, if there is one. Raises FleetbedError when the zygote has gone."""
+        """Return the next message, if there is one. Raises FleetbedError when the zygote is gone."""
         try:
             message = self._zygote.control.recv(MAX_CONTROL_BYTES)
         except BlockingIOError:

@@ -1,11 +1,11 @@
-"""What a worker does with an order: train, evaluate, measure. The same code in a client's process and inline."""
+"""The work behind an order: train, evaluate, measure. The same code runs in a client's process and inline."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,46 +27,64 @@ from fleetbed.emulator.method.schedule import batch_of
 from fleetbed.emulator.method.targets import target_tensors
 from fleetbed.emulator.processes.forking import one_thread
 from fleetbed.emulator.randomness import derive
-from fleetbed.emulator.wire.messages import EXTRAS, Evaluate, Evaluated, Measure, Measured, Setup, Train, kept_name
+from fleetbed.emulator.wire.messages import (
+    EXTRAS,
+    Enrolment,
+    Evaluate,
+    Evaluated,
+    Measure,
+    Measured,
+    Setup,
+    Train,
+    kept_name,
+)
 from fleetbed.emulator.wire.storage import load_bundle, save_bundle
 from fleetbed.models.base import Net
 from fleetbed.models.work import through
+from fleetbed.profiles.experiment import AlgorithmChoice
 
-#: a reference time is the median of at least so many repetitions that together take at least so long
+#: a reference time is the median of at least so many repetitions, which together take at least so long
 MEASURE_REPETITIONS, MEASURE_SECONDS = 7, 0.5
 
-#: the variants that this process has trained, or its zygote before the fork
+#: the variants that this process, or its zygote before the fork, has trained a step of
 _rehearsed: set[str] = set()
 
 
 @dataclass(frozen=True)
 class TaskRunner:
-    """The run as a worker knows it: made once in the zygote, inherited by every fork."""
+    """A run as its workers know it: made once in the zygote, inherited by every fork.
+
+    Before the clients are enrolled there is no method: then it can evaluate and measure, but not train.
+    """
 
     folder: Path
     dataset: Dataset
     split: Split
     context: Context
-    method: Algorithm
+    algorithm: AlgorithmChoice
+    method: Algorithm | None = None
     keep_heap: bool = False  # between tasks
 
     @classmethod
     def open(cls, setup: Setup) -> TaskRunner:
-        config, folder = setup.config, Path(setup.folder)
-        dataset = open_dataset(Path(setup.dataset))
+        folder, dataset = Path(setup.folder), open_dataset(Path(setup.dataset))
         split = Split.from_json((folder / "partition.json").read_bytes())
-        context = make_context(config, dataset, split, setup.clients)
-        method = load_method(config.algorithm, context)
-        if setup.clients and method.needs.initial_on_client:
-            # here, where no cap counts it: clients inherit it
+        return cls(folder, dataset, split, make_context(setup.config, dataset, split, ()), setup.config.algorithm)
+
+    def enrol(self, enrolment: Enrolment) -> TaskRunner:
+        """The same with these clients, so that it can train."""
+        context = replace(self.context, clients=enrolment.clients)
+        method = load_method(self.algorithm, context)
+        if method.needs.initial_on_client:
+            # drawn here, where no memory limit counts it; clients inherit it
             context = context.with_initial()
-            method = load_method(config.algorithm, context)
-        return cls(folder, dataset, split, context, method, setup.keep_heap)
+            method = load_method(self.algorithm, context)
+        return replace(self, context=context, method=method, keep_heap=enrolment.keep_heap)
 
     def warm_up(self) -> None:
         """Touch what all workers share: the data and, by a step of each model in use, libraries and kernels.
 
-        While nobody has chosen a model yet it is the smallest that makes the step.
+        Before the clients are enrolled the smallest model makes the step.
         """
         one_thread()
         self.dataset.touch()
@@ -74,11 +92,11 @@ class TaskRunner:
             self.rehearse(variant)
 
     def rehearse(self, variant: str) -> None:
-        """One step that leads nowhere, so that torch compiles what the variant needs: once, for the forks too."""
+        """Train one step for nothing, so that torch compiles what the variant needs; once, also for the forks."""
         if variant in _rehearsed:
             return
         _rehearsed.add(variant)
-        # no client draws more than it has
+        # no client has larger batches than it has samples
         samples = max(2, batch_of(self.context.most_samples, self.context.training.batch))
         order = Measure(task=0, variant=variant, kind="train", part="all", samples=samples, optimise=True)
         self._pass(order, self.context.family.build(variant, self.context.spec).train())()
@@ -89,7 +107,8 @@ class TaskRunner:
     def train(
         self, order: Train, message: Bundle, pacer: StepPacer | None, device: str = "cpu"
     ) -> tuple[Reply, LocalJob]:
-        """The client's half of a task; `device` is where its tensors live while it trains."""
+        """Run the client's half of a task; `device` is where its tensors live while it trains."""
+        assert self.method is not None, "a client was started before the clients were enrolled"
         kept = self.kept(order.kept)
         indices = self.split.train[order.client]
         job = LocalJob(
@@ -109,14 +128,14 @@ class TaskRunner:
             most_steps=order.most_steps,
         )
         # dropout and other layers draw from torch's global stream: keyed too, so that no other task shifts it
-        if device == "cpu":  # alone: torch.manual_seed notes the call, with its stack, for GPUs that are not in use
+        if device == "cpu":  # torch.manual_seed would also note the call, with its stack, for GPUs that are not in use
             torch.default_generator.manual_seed(job.seed("model"))
         else:
             torch.manual_seed(job.seed("model"))
         return self.method.client(job), job
 
     def keep(self, order: Train, keep: Bundle | None) -> str | None:
-        """Store what the client keeps, as a file of this task; the broker commits its name with the merge."""
+        """Store what the client keeps as a file of this task; the server commits its name with the merge."""
         if keep is None:
             return None
         name = kept_name(order.client, order.task)
@@ -124,6 +143,7 @@ class TaskRunner:
         return name
 
     def evaluate(self, order: Evaluate, message: Bundle) -> Evaluated:
+        assert self.method is not None, "a model is evaluated before the clients were enrolled"
         extras = message.under(EXTRAS)
         own = {name: tensor for name, tensor in message.tensors.items() if not name.startswith(EXTRAS)}
         target = Target(name="", variant=order.variant, prefix=order.prefix, tensors=own)
@@ -151,8 +171,8 @@ class TaskRunner:
         return np.array_split(rows, -(-len(rows) // batch))
 
     def measure(self, order: Measure) -> Measured:
-        """The reference time of a pass: hot, and (the broker sees to it) alone."""
-        if not order.once:  # a client's heap keeps what a step frees; here, where no cap counts it, for all sizes
+        """Measure the reference time of a pass, hot; the broker makes sure that nothing else runs."""
+        if not order.once:  # a client's heap keeps what a step frees; without a limit it does so for all sizes
             heap.keep()
         torch.manual_seed(derive(self.context.seed, "measure"))
         model = self.context.family.build(order.variant, self.context.spec).train()

@@ -1,4 +1,4 @@
-"""A worker's process: a client, or a service such as the evaluator, that takes orders over ZeroMQ."""
+"""A worker's process: a client, or a service such as the evaluator, which receives orders over ZeroMQ."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memo
 Frames = list[codec.Buffer]
 
 
-def serve(workplace: TaskRunner, identity: str, address: str, shared: int, group: Group, *, one_task: bool) -> None:
-    """The loop of a worker, until it is killed. It holds nothing between two orders but its socket.
+def serve(runner: TaskRunner, identity: str, address: str, shared: int, group: Group, *, one_task: bool) -> None:
+    """Carry out orders until the process is killed or, with `one_task`, just one.
 
-    `shared` is the file descriptor of the shared memory.
+    It holds nothing but its socket between two orders. `shared` is the file descriptor of the shared memory.
     """
     one_thread()
     context = zmq.Context()
@@ -46,9 +46,9 @@ def serve(workplace: TaskRunner, identity: str, address: str, shared: int, group
     while True:
         frames = codec.receive(socket)
         order = codec.parse_control(to_worker, frames[0])
-        codec.send(socket, answer(workplace, order, frames[1:], group, shared))
+        codec.send(socket, answer(runner, order, frames[1:], group, shared))
         del frames
-        if not workplace.keep_heap:
+        if not runner.keep_heap:
             heap.give_back()
         if one_task:
             break
@@ -57,44 +57,44 @@ def serve(workplace: TaskRunner, identity: str, address: str, shared: int, group
 
 
 def answer(
-    workplace: TaskRunner, order: Train | Evaluate | Measure, frames: Frames, group: Group | None, shared: int = -1
+    runner: TaskRunner, order: Train | Evaluate | Measure, frames: Frames, group: Group | None, shared: int = -1
 ) -> Frames:
-    """Carry out an order; what goes wrong inside it is an answer too, not the end of the process."""
+    """Carry out an order; an error inside it becomes an answer too and does not end the process."""
     try:
         if isinstance(order, Train):
-            return _train(workplace, order, frames, group, shared)
+            return _train(runner, order, frames, group, shared)
         if isinstance(order, Evaluate):
             message = codec.unpack(shared_memory.received(shared, order.slot, frames))
-            return [codec.control(workplace.evaluate(order, message))]
-        return [codec.control(workplace.measure(order))]
+            return [codec.control(runner.evaluate(order, message))]
+        return [codec.control(runner.measure(order))]
     except (Exception, SystemExit) as error:  # noqa: BLE001 - recorded as the task's outcome by the broker
-        detail = f"{type(error).__name__}: {error}".removesuffix(": ")  # where there is nothing to add
+        detail = f"{type(error).__name__}: {error}".removesuffix(": ")  # some errors have no text
         return [codec.control(Failed(task=order.task, kind=_kind(error), detail=detail))]
 
 
 def _kind(error: BaseException) -> Failure:
     if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
         return "oom"
-    # the files that a client keeps are the host's: a full disk is nothing that its device did
+    # the files that a client keeps are on the host: its device is not to blame for a full disk
     return "host" if isinstance(error, (OSError, Damaged)) else "crash"
 
 
-def _train(workplace: TaskRunner, order: Train, frames: Frames, group: Group | None, shared: int) -> Frames:
-    """A training task with its meters: wall time of the compute phase, CPU time, the kernel's own peak of memory."""
+def _train(runner: TaskRunner, order: Train, frames: Frames, group: Group | None, shared: int) -> Frames:
+    """Carry out a training task and read its meters: wall time, CPU time, the kernel's own peak of memory."""
     if order.pace_total_s:
-        # where the zygote could not do so for all: a device that trains all day has its kernels, so nobody is charged
-        workplace.rehearse(order.variant)
+        # where the zygote could not do it for all: a device that trains all day has its kernels compiled already
+        runner.rehearse(order.variant)
     if group is not None:
         group.reset_peak()
     message = codec.unpack(shared_memory.received(shared, order.slot, frames))
     throttled_before = group.usage().throttled_s if group is not None else None
     cpu_before, start = time.process_time(), time.monotonic()
     pacer = Pacer(order.paces) if order.pace_total_s else None
-    reply, job = workplace.train(order, message, pacer, group.device if group is not None else "cpu")
+    reply, job = runner.train(order, message, pacer, group.device if group is not None else "cpu")
     if pacer is not None:
         pacer.finish(order.pace_total_s)
     seconds, cpu_s = time.monotonic() - start, time.process_time() - cpu_before
-    keep = workplace.keep(order, reply.keep)
+    keep = runner.keep(order, reply.keep)
     usage = group.usage() if group is not None else None
     throttled_s = None
     if usage is not None and usage.throttled_s is not None and throttled_before is not None:

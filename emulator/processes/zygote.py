@@ -14,8 +14,10 @@ import selectors
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 import msgspec
 import setproctitle
@@ -26,6 +28,8 @@ from fleetbed.emulator.processes.task_runner import TaskRunner
 from fleetbed.emulator.processes.worker import serve
 from fleetbed.emulator.wire.messages import (
     Configure,
+    Enrol,
+    Enrolment,
     Exited,
     Forked,
     FromZygote,
@@ -40,6 +44,7 @@ from fleetbed.emulator.wire.messages import (
 
 PF_EXITING = 0x4  # of the kernel's task flags
 MAX_CONTROL_BYTES = 1 << 16
+T = TypeVar("T")
 
 
 class Zygote:
@@ -48,7 +53,7 @@ class Zygote:
         self._shared = shared
         self._address = ""
         self._limits: Limits | None = None
-        self._workplace: TaskRunner | None = None
+        self._runner: TaskRunner | None = None
         self._children: dict[int, tuple[str, Group]] = {}
         self._ordered: set[int] = set()
         self._stopped: set[int] = set()
@@ -76,7 +81,7 @@ class Zygote:
                     self._reap()
 
     def close(self) -> None:
-        """Kill, wait, remove: nothing outlives the run."""
+        """Kill the workers, wait for them, and remove their limits, so that nothing outlives the run."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for pid in self._children:
             os.kill(pid, signal.SIGKILL)
@@ -90,7 +95,10 @@ class Zygote:
         if isinstance(order, Open):
             self._open(order)
         elif isinstance(order, Configure):
-            self._configure(order)
+            self._prepare(lambda: TaskRunner.open(_read(order.setup, Setup)))
+        elif isinstance(order, Enrol):
+            if (runner := self._runner) is not None:  # else the broker has been told why
+                self._prepare(lambda: runner.enrol(_read(order.enrolment, Enrolment)))
         elif isinstance(order, Spawn):
             self._spawn(order)
         elif isinstance(order, Kill):
@@ -106,40 +114,39 @@ class Zygote:
         self._address = order.address
         self._limits = best_limits(order.run)
 
-    def _configure(self, order: Configure) -> None:
+    def _prepare(self, make: Callable[[], TaskRunner]) -> None:
+        """Make the task runner that forks inherit, and warm it up."""
         try:
-            setup = msgspec.json.decode(Path(order.setup).read_bytes(), type=Setup)
-            self._workplace = TaskRunner.open(setup)
-            # in the zygote's own cgroup, or the first client would pay for the pages that all share
-            warm(self._workplace.warm_up)
-            if setup.clients:  # else nobody knows yet which models they train
+            self._runner = make()
+            # in the zygote's own cgroup, or the first client would be charged for the pages that all share
+            warm(self._runner.warm_up)
+            if self._runner.method is not None:  # else it is not known yet which models clients train
                 keep_what_steps_free()
-        except Exception as error:  # noqa: BLE001 - told to the broker, which ends the run with it
+        except Exception as error:  # noqa: BLE001 - reported to the broker, which ends the run with it
             self._say(Trouble(None, f"{type(error).__name__}: {error}"))
             return
         ready_to_fork()
-        gc.enable()  # off until now, for the imports
+        gc.enable()  # it was off during the imports
         self._say(Ready())
 
     def _kill(self, worker: str) -> None:
         for pid, (name, _) in self._children.items():
-            # one that is dying by itself, and is not reaped yet, must not look like one that had to be killed
+            # a process that is dying by itself, and is not reaped yet, must not look like one that was killed
             if name == worker and not _is_ending(pid):
                 self._ordered.add(pid)
                 os.kill(pid, signal.SIGKILL)
 
     def _spawn(self, order: Spawn) -> None:
         assert self._limits is not None  # the broker opens and configures before it spawns
-        if self._workplace is None:
+        if (runner := self._runner) is None:
             return  # it could not be configured, which the broker has been told
         try:
             group = self._limits.create(order.plan)
         except OSError as error:
             self._say(Trouble(order.worker, f"its limits could not be set: {error}"))
             return
-        workplace = self._workplace
         try:
-            pid = fork(lambda: self._child(workplace, order, group))
+            pid = fork(lambda: self._child(runner, order, group))
         except OSError as error:
             group.remove()
             self._say(Trouble(order.worker, f"its process could not be forked: {error.strerror}"))
@@ -147,22 +154,22 @@ class Zygote:
         self._children[pid] = (order.worker, group)
         self._say(Forked(order.worker))
 
-    def _child(self, workplace: TaskRunner, order: Spawn, group: Group) -> None:
-        """In the worker's process, before anything else: leave the zygote's affairs, join the limits, then serve."""
+    def _child(self, runner: TaskRunner, order: Spawn, group: Group) -> None:
+        """Run a worker's process: drop what belongs to the zygote, join the limits, then serve."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._control.close()
         setproctitle.setproctitle(order.title)
         group.join()
-        serve(workplace, order.identity, self._address, self._shared, group, one_task=order.one_task)
+        serve(runner, order.identity, self._address, self._shared, group, one_task=order.one_task)
 
     def _reap(self) -> None:
         while self._children:
             pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             if pid == 0:
                 return
-            if os.WIFSTOPPED(status):  # nobody knows for how long: another process does its work
+            if os.WIFSTOPPED(status):  # for an unknown time, so another process is to do its work
                 self._stopped.add(pid)
                 os.kill(pid, signal.SIGKILL)
                 continue
@@ -181,13 +188,17 @@ class Zygote:
             self._say(exited)
 
     def _say(self, message: FromZygote) -> None:
-        # the broker may have gone; the closed socket ends the loop in run()
+        # the broker may be gone; then the closed socket ends the loop in run()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._control.send(msgspec.msgpack.encode(message))
 
 
+def _read(path: str, kind: type[T]) -> T:
+    return msgspec.json.decode(Path(path).read_bytes(), type=kind)
+
+
 def _is_ending(pid: int) -> bool:
-    """Whether a child is on its way out or a corpse; its sockets close before its end can be waited for."""
+    """Whether a child is exiting or has exited; its sockets close before it can be waited for."""
     stat = Path(f"/proc/{pid}/stat").read_text()
     flags = int(stat[stat.rindex(")") + 2 :].split()[6])
     return bool(flags & PF_EXITING)
@@ -200,7 +211,7 @@ def _end(_signal: int, _frame: FrameType | None) -> None:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the broker's to handle; the workers inherit this
     signal.signal(signal.SIGTERM, _end)
-    signal_when_parent_ends(signal.SIGCONT)  # should it be stopped just then, it could not clean up
+    signal_when_parent_ends(signal.SIGCONT)  # so that it can clean up even if it is stopped at that time
     setproctitle.setproctitle("fleetbed: zygote")
     zygote = Zygote(socket.socket(fileno=int(sys.argv[1])), shared=int(sys.argv[2]))
     try:
@@ -208,4 +219,4 @@ def main() -> None:
             zygote.run()
     finally:
         zygote.close()
-    os._exit(0)  # to take torch apart object by object would take longer than all of the above
+    os._exit(0)  # destroying torch object by object would take longer than all of the above

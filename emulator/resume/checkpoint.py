@@ -1,7 +1,6 @@
-"""Checkpoints: where a run stands, in one file that is written whole or not at all and checked when read.
+"""Checkpoints: the progress of a run in one file, which is written whole or not at all and checked when read.
 
-It holds the timeline, the policy, the server's state, what was sent to tasks in flight and the names of what clients
-keep. Results are not in it: tasks in flight are carried out again, which under repeatable timings gives the same.
+A checkpoint holds no results: tasks in flight are carried out again, which under repeatable timings gives the same.
 """
 
 from __future__ import annotations
@@ -10,68 +9,46 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterable
+from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
 from torch import Tensor
 
-from fleetbed.emulator.engine.evaluation import Moment
-from fleetbed.emulator.engine.participant import Participant
 from fleetbed.emulator.engine.progress import Progress
-from fleetbed.emulator.engine.task import Task
-from fleetbed.emulator.method.bundle import Bundle, Value
-from fleetbed.emulator.timeline.availability import AnyAvailability
-from fleetbed.emulator.timeline.events import Timeline
-from fleetbed.emulator.timeline.policies import AnyPolicy
+from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.wire.storage import Damaged, load_bundle, part_of, save_bundle
 
+FORMAT = 2  # raised when what a checkpoint holds changes
 KEEP = 2  # the newest one may be damaged by what ended the run
 _NAME = re.compile(r"checkpoint-(\d{8})\.safetensors")
 _TASK = re.compile(r"task-\d{8,}\.safetensors")
 _KEPT = re.compile(r"state/client-\d{3,}/task-(\d{8,})\.safetensors")
 
 
-class Packed(Struct, frozen=True):
-    """A bundle whose tensors lie in the checkpoint's pool, because most of what was sent is still the state itself."""
-
-    tensors: dict[str, str]
-    values: dict[str, Value]
-
-
-class Stored(Struct, frozen=True, kw_only=True):
-    run: str  # whose it is, see `identity.run_digest`
+class Checkpoint(Struct, frozen=True, kw_only=True):
+    run: str  # identifies the run, see `identity.run_digest`
     rounds: int  # how many the run was to have when this was written
     records: str  # the seal of the records that were final then
-    timeline: Timeline
-    policy: AnyPolicy
-    availability: AnyAvailability
-    version: int
-    next_task: int
-    tasks: list[Task]
-    merging: list[tuple[int, ...]]
-    round_start_s: float
-    round_host_s: float
     host_s: float  # how long the run had been going
-    failed_in_a_row: int
-    free_since: dict[int, float] = {}  # those of earlier versions do not say
-    evaluated: Moment | None
-    kept: dict[int, str | None]
-    variants: dict[int, str]
-    unfit: list[int]
-    state: Packed
-    sent: dict[int, Packed]
+    progress: Progress
 
     @property
     def is_end(self) -> bool:
-        """Whether it was written at the run's end: the round that comes next was drawn, but nobody invited."""
-        return self.policy.round > self.rounds
+        """Whether it was written at the run's end: the next round was drawn, but no client invited."""
+        return self.progress.policy.round > self.rounds
+
+    def kept(self) -> set[str]:
+        """The files of what clients keep, as of now and when the tasks in flight were dispatched."""
+        names = {client.kept for client in self.progress.clients.values()}
+        names |= {task.kept for task in self.progress.tasks.values()}
+        return {name for name in names if name is not None}
 
 
 class Loaded(NamedTuple):
-    stored: Stored
-    progress: Progress
+    checkpoint: Checkpoint
     damaged: dict[Path, str]  # newer checkpoints, and what is wrong with each
 
 
@@ -81,59 +58,30 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "state"
         self._run = folder
-        self._named_before: set[str] | None = None
+        self._kept_before: set[str] | None = None
 
-    def save(
-        self,
-        progress: Progress,
-        participants: dict[int, Participant],
-        *,
-        run: str,
-        rounds: int,
-        records: str,
-        host_s: float,
-    ) -> None:
-        pool: dict[str, Tensor] = {}
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint, and remove what is not needed any more.
+
+        Its tensors go to a pool, each of them once: most of what was sent is still the state itself.
+        """
         names: dict[int, str] = {}
+        pool: dict[str, Tensor] = {}
 
-        def pack(bundle: Bundle) -> Packed:
-            for tensor in bundle.tensors.values():
-                if id(tensor) not in names:
-                    names[id(tensor)] = f"t{len(names)}"
-                    pool[names[id(tensor)]] = tensor
-            return Packed({name: names[id(t)] for name, t in bundle.tensors.items()}, bundle.values)
+        def put(tensor: Any) -> str:
+            assert isinstance(tensor, Tensor), f"a checkpoint cannot hold {type(tensor).__name__}"
+            name = names.setdefault(id(tensor), f"t{len(names)}")
+            pool[name] = tensor
+            return name
 
-        stored = Stored(
-            run=run,
-            rounds=rounds,
-            records=records,
-            timeline=progress.timeline,
-            policy=progress.policy,
-            availability=progress.availability,
-            version=progress.version,
-            next_task=progress.next_task,
-            tasks=list(progress.tasks.values()),
-            merging=progress.merging,
-            round_start_s=progress.round_start_s,
-            round_host_s=progress.round_host_s,
-            host_s=host_s,
-            failed_in_a_row=progress.failed_in_a_row,
-            free_since=progress.free_since,
-            evaluated=progress.evaluated,
-            kept={number: who.kept for number, who in participants.items()},
-            unfit=[number for number, who in participants.items() if not who.fit],
-            variants={number: who.client.variant for number, who in participants.items()},
-            state=pack(progress.state),
-            sent={number: pack(bundle) for number, bundle in progress.sent.items()},
-        )
-        text = msgspec.json.encode(stored).decode()
-        save_bundle(self._path(progress.version), Bundle(pool, {"progress": text}))
+        text = msgspec.json.encode(checkpoint, enc_hook=put).decode()
+        save_bundle(self._path(checkpoint.progress.version), Bundle(pool, {"format": FORMAT, "checkpoint": text}))
         for version in self._versions()[:-KEEP]:
             self._path(version).unlink()
-        self._drop_unused(stored)
+        self._drop_unused(checkpoint)
 
     def parts(self) -> list[Path]:
-        """What was half written when the run was killed."""
+        """The files that were half written when the run was killed."""
         found = []
         for path in [*self._folder.glob(".*.part"), *self._folder.glob("client-*/.*.part")]:
             ours = _NAME.fullmatch(name := part_of(path) or "") or _TASK.fullmatch(name)
@@ -142,36 +90,37 @@ class Checkpoints:
         return found
 
     def found(self) -> bool:
-        """Whether there is any, whole or not."""
+        """Whether there is any checkpoint, whole or not."""
         return bool(self._versions())
 
-    def load(self, rounds: int, check: Callable[[Stored], str | None]) -> Loaded:
+    def load(self, rounds: int, check: Callable[[Checkpoint], str | None]) -> Loaded:
         """The newest checkpoint that a run of so many rounds can continue from, and what is wrong with newer ones.
 
-        `check` gives what else is wrong with one, if anything. Nothing is changed. Raises Damaged when there is none.
+        `check` returns what else is wrong with a checkpoint, if anything. Changes nothing. Raises Damaged when there is
+        no checkpoint to continue from.
         """
         problems: dict[Path, str] = {}
         ends = 0
         for version in reversed(self._versions()):
             path = self._path(version)
             try:
-                stored, progress = self._read(path, version)
+                found = _read(path, version)
             except Damaged as error:
                 problems[path] = str(error)
                 continue
-            if stored.is_end and stored.rounds < rounds:
+            if found.is_end and found.rounds < rounds:
                 ends += 1
-            elif (problem := check(stored) or self._lost(stored)) is not None:
+            elif (problem := check(found) or self._lost(found)) is not None:
                 problems[path] = f"{path}: {problem}"
             else:
-                return Loaded(stored, progress, problems)
-        found = list(problems.values()) or [f"{self._folder}: there is no checkpoint"]
+                return Loaded(found, problems)
+        reasons = list(problems.values()) or [f"{self._folder}: there is no checkpoint"]
         if ends:
-            found.append("only the checkpoint at the run's end is whole, and rounds cannot be added to that")
-        raise Damaged(f"{'; '.join(found)}; move {self._run} away, and --resume carries this run out anew")
+            reasons.append("only the checkpoint at the run's end is whole, and rounds cannot be added to that")
+        raise Damaged(f"{'; '.join(reasons)}; move {self._run} away, and --resume carries this run out anew")
 
     def clean(self, damaged: Iterable[Path]) -> None:
-        """Remove what was half written when the run was killed, and set aside what would be in the way."""
+        """Remove files that were half written when the run was killed, and rename what would be in the way."""
         for part in self.parts():
             part.unlink()
         paths = [self._path(version) for version in self._versions()]
@@ -179,67 +128,32 @@ class Checkpoints:
             names = (path.with_name(f"{path.name}.damaged-{number}") for number in itertools.count(1))
             os.rename(path, next(name for name in names if not os.path.lexists(name)))
 
-    def _read(self, path: Path, version: int) -> tuple[Stored, Progress]:
-        bundle = load_bundle(path)
-        try:
-            stored = msgspec.json.decode(str(bundle.values.get("progress")), type=Stored)
-        except msgspec.MsgspecError as error:
-            raise Damaged(f"{path}: not what a checkpoint of this version looks like: {error}") from error
-        if stored.version != version:
-            raise Damaged(f"{path}: it is the checkpoint of merge {stored.version}")
-
-        def unpack(packed: Packed) -> Bundle:
-            if lost := set(packed.tensors.values()) - bundle.tensors.keys():
-                raise Damaged(f"{path}: the tensor {min(lost)} is missing")
-            return Bundle({name: bundle.tensors[t] for name, t in packed.tensors.items()}, packed.values)
-
-        progress = Progress(
-            timeline=stored.timeline,
-            policy=stored.policy,
-            availability=stored.availability,
-            state=unpack(stored.state),
-            version=stored.version,
-            next_task=stored.next_task,
-            tasks={task.number: task for task in stored.tasks},
-            sent={number: unpack(packed) for number, packed in stored.sent.items()},
-            merging=stored.merging,
-            round_start_s=stored.round_start_s,
-            round_host_s=stored.round_host_s,
-            failed_in_a_row=stored.failed_in_a_row,
-            free_since=stored.free_since,
-            evaluated=stored.evaluated,
-        )
-        return stored, progress
-
-    def _lost(self, stored: Stored) -> str | None:
+    def _lost(self, checkpoint: Checkpoint) -> str | None:
         """What is wrong with the files that clients kept, if anything."""
-        for name in [*stored.kept.values(), *(task.kept for task in stored.tasks)]:
-            if name is not None:
-                if _KEPT.fullmatch(name) is None:
-                    return f"{name!r} is not what a client keeps"
-                try:
-                    load_bundle(self._run / name)
-                except Damaged as error:
-                    return f"what a client kept is lost: {error}"
+        for name in sorted(checkpoint.kept()):
+            if _KEPT.fullmatch(name) is None:
+                return f"{name!r} is not what a client keeps"
+            try:
+                load_bundle(self._run / name)
+            except Damaged as error:
+                return f"what a client kept is lost: {error}"
         return None
 
-    def _drop_unused(self, stored: Stored) -> None:
-        """Remove what clients kept that no checkpoint can come back to.
+    def _drop_unused(self, checkpoint: Checkpoint) -> None:
+        """Remove files of clients that no checkpoint needs.
 
-        The checkpoint before this one may still be needed, so what it names stays until the next time.
+        The checkpoint before this one may still be needed, so its files stay until the next time.
         """
-        named = {name for name in stored.kept.values() if name is not None}
-        named |= {task.kept for task in stored.tasks if task.kept is not None}
-        if self._named_before is not None:
-            # a client may have written its file long before its task ends in device time
-            under_way = {task.number for task in stored.tasks}
+        kept, progress = checkpoint.kept(), checkpoint.progress
+        if self._kept_before is not None:
             for path in self._folder.glob("client-*/task-*.safetensors"):
                 name = str(path.relative_to(self._run))
-                if (match := _KEPT.fullmatch(name)) is None or name in named | self._named_before:
+                if (match := _KEPT.fullmatch(name)) is None or name in kept | self._kept_before:
                     continue
-                if int(match[1]) < stored.next_task and int(match[1]) not in under_way:
+                # a client may have written its file long before its task ends in device time
+                if int(match[1]) < progress.next_task and int(match[1]) not in progress.tasks:
                     path.unlink()
-        self._named_before = named
+        self._kept_before = kept
 
     def _path(self, version: int) -> Path:
         return self._folder / f"checkpoint-{version:08d}.safetensors"
@@ -247,3 +161,25 @@ class Checkpoints:
     def _versions(self) -> list[int]:
         names = (_NAME.fullmatch(path.name) for path in self._folder.glob("checkpoint-*"))
         return sorted(int(match[1]) for match in names if match is not None)
+
+
+def _read(path: Path, version: int) -> Checkpoint:
+    bundle = load_bundle(path)
+    if (found := bundle.values.get("format", 1)) != FORMAT:
+        raise Damaged(
+            f"{path}: written by another fleetbed, as a checkpoint of format {found}, but fleetbed "
+            f"{version_of('fleetbed')} reads format {FORMAT}: continue with the version that began the run"
+        )
+
+    def get(_: type, name: Any) -> Tensor:
+        if name not in bundle.tensors:
+            raise Damaged(f"{path}: the tensor {name} is missing")
+        return bundle.tensors[name]
+
+    try:
+        checkpoint = msgspec.json.decode(str(bundle.values.get("checkpoint")), type=Checkpoint, dec_hook=get)
+    except msgspec.MsgspecError as error:
+        raise Damaged(f"{path}: not what a checkpoint of this version looks like: {error}") from error
+    if checkpoint.progress.version != version:
+        raise Damaged(f"{path}: it is the checkpoint of merge {checkpoint.progress.version}")
+    return checkpoint

@@ -12,7 +12,7 @@ from fleetbed.emulator.engine.layout import Layout, lay_out
 from fleetbed.emulator.records.records import Records
 from fleetbed.emulator.records.seal import Seal
 from fleetbed.emulator.resume import identity
-from fleetbed.emulator.resume.checkpoint import Checkpoints, Loaded, Stored
+from fleetbed.emulator.resume.checkpoint import Checkpoint, Checkpoints, Loaded
 from fleetbed.emulator.timeline.policies import make_policy
 from fleetbed.emulator.wire.storage import Damaged
 from fleetbed.profiles.errors import BadInput
@@ -40,11 +40,11 @@ def look_up(config: RunConfig, folder: Path, records: Records, search: Sequence[
             raise Damaged(f"{folder / 'run.sqlite'}: the entry {key} is missing from the records")
     owner = identity.run_digest(config)
 
-    def check(stored: Stored) -> str | None:
-        if stored.run != owner:
+    def check(found: Checkpoint) -> str | None:
+        if found.run != owner:
             return "it belongs to another run"
-        under_way = {task.number for task in stored.tasks}
-        if Seal(records).upto(stored.version, stored.next_task, under_way) != stored.records:
+        p = found.progress
+        if Seal(records).upto(p.version, p.next_task, p.tasks) != found.records:
             return "the records are not those that it was written with"
         return None
 
@@ -55,7 +55,7 @@ def _check_more_rounds(layout: Layout, before: RunConfig, folder: Path) -> None:
     """Refuse to add rounds where the run would not become what it had been with so many from the beginning."""
     if layout.config.experiment.timing.source == "replay":
         raise BadInput(f"{folder}: rounds cannot be added: timing.source is replay and the recording ends there")
-    needs = layout.method(layout.stand_ins()).needs
+    needs = layout.stand_in.needs
     policies = [
         make_policy(each.experiment, each.policy, each.seed, dict.fromkeys(range(len(layout.specs)), 1.0), 1)
         for each in (before, layout.config)

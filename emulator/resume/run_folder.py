@@ -18,7 +18,16 @@ from fleetbed.emulator.wire.storage import Damaged, check_run_file, part_of
 from fleetbed.profiles.errors import FleetbedError
 
 DATABASE = "run.sqlite"
-FILES = (DATABASE, "run.sqlite-wal", "run.sqlite-shm", "partition.json", "setup.json", "workers.log", "error.log")
+FILES = (
+    DATABASE,
+    "run.sqlite-wal",
+    "run.sqlite-shm",
+    "partition.json",
+    "setup.json",
+    "clients.json",
+    "workers.log",
+    "error.log",
+)
 FOLDERS = ("state", "models")
 
 Standing = Literal["absent", "unstarted", "unfinished", "empty", "done"]

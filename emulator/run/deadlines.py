@@ -44,12 +44,12 @@ def out_of_reach(layout: Layout, prepared: Fresh) -> list[str]:
     deadline_s = _deadline_s(layout)
     if deadline_s is None:
         return []
-    method, first = prepared.method, _first_work(prepared)
+    first = _first_work(prepared)
     found = []
     for kind in dict.fromkeys(who.spec.kind for who in prepared.participants.values()):
         members = [who for who in prepared.participants.values() if who.spec.kind == kind]
         at_first = [_seconds(layout, prepared, who, first(who)) for who in members]
-        at_most = [_seconds(layout, prepared, who, method.heaviest(prepared.state, who.client)) for who in members]
+        at_most = [_seconds(layout, prepared, who, who.heaviest) for who in members]
         if min(at_most) <= deadline_s:
             continue
         when = "" if min(at_first) > deadline_s else " after the first round"
@@ -80,11 +80,10 @@ def _budget(layout: Layout, prepared: Fresh, kind: str) -> str | None:
     beside_s = 0.0  # what a round takes beyond what the choice of a variant reckons with
     for who in prepared.participants.values():
         if who.spec.kind == kind:
-            work = prepared.method.heaviest(prepared.state, who.client)
-            plan_s = prepared.timing.modelled(who.spec.device, who.client.variant, work).total_s
+            plan_s = prepared.timing.modelled(who.spec.device, who.client.variant, who.heaviest).total_s
             size = prepared.choices[who.spec.number].cost.state_bytes
-            sent_s = transfer_seconds(who.spec.link, *round_bytes(work, size))
-            beside_s = max(beside_s, _seconds(layout, prepared, who, work) - plan_s - sent_s)
+            sent_s = transfer_seconds(who.spec.link, *round_bytes(who.heaviest, size))
+            beside_s = max(beside_s, _seconds(layout, prepared, who, who.heaviest) - plan_s - sent_s)
     if beside_s >= deadline_s:
         return None
     round_s = _rounded(deadline_s - beside_s, math.floor)

@@ -61,7 +61,7 @@ class _Heaviest:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._method = layout.method(layout.stand_ins())
+        self._method = layout.stand_in
         self._state = self._method.setup()
 
     def of(self, spec: ClientSpec) -> WorkOf:

@@ -12,14 +12,13 @@ from fleetbed.emulator.engine.participant import Participant
 from fleetbed.emulator.engine.timing import Timing
 from fleetbed.emulator.limits.plan import Cap, GpuPlan, LimitPlan
 from fleetbed.emulator.machine import heap, host
-from fleetbed.emulator.method.algorithm import Client
 from fleetbed.emulator.processes.broker import Broker
 from fleetbed.emulator.processes.executor import SERVICE, Executor, InlineExecutor, Order
 from fleetbed.emulator.processes.forking import one_thread
 from fleetbed.emulator.processes.launcher import Launcher
 from fleetbed.emulator.processes.task_runner import TaskRunner
 from fleetbed.emulator.records.tables import CapRow
-from fleetbed.emulator.wire.messages import Measure, Setup
+from fleetbed.emulator.wire.messages import Enrolment, Measure, Setup
 from fleetbed.emulator.wire.storage import write_atomically
 
 
@@ -34,7 +33,8 @@ class FleetProcesses:
         self._broker: Broker | None = None
         self._trials = 0
         self.executor: Executor
-        setup = self._write_setup(())
+        setup = Setup(config=layout.config, folder=str(folder.absolute()), dataset=str(layout.folder))
+        path = self._write("setup.json", setup)
         # As in a client's process: other thread counts give other bits. And threads of the broker's own would spin for
         # the cores that the clients train on.
         one_thread()
@@ -46,7 +46,7 @@ class FleetProcesses:
         self.executor = self._broker = Broker(
             launcher, capacity=host.cores(), one_task=self._mode == "on-demand", on_tick=on_tick
         )
-        self._broker.configure(str(folder / "setup.json"))
+        self._broker.configure(path)
         for number in range(host.cores()):
             name = f"{SERVICE}-{number}"
             self._broker.enlist(name, f"fleetbed: {name}", LimitPlan(name))
@@ -77,12 +77,13 @@ class FleetProcesses:
         return None if outcome.kind == "ok" else outcome.detail
 
     def start(self, participants: Mapping[int, Participant], timing: Timing, *, keep_heap: bool) -> None:
-        """Bring the clients in: each process inside its limits before it touches data."""
-        setup = self._write_setup(tuple(who.client for who in participants.values()), keep_heap=keep_heap)
+        """Start the clients, each process inside its limits before it touches data."""
+        enrolment = Enrolment(clients=tuple(who.client for who in participants.values()), keep_heap=keep_heap)
+        path = self._write("clients.json", enrolment)
         if self._broker is None:
-            self._inline.workplace = TaskRunner.open(setup)
+            self._inline.runner = self._inline.runner.enrol(enrolment)
             return
-        self._broker.configure(str(self._folder / "setup.json"))
+        self._broker.enrol(path)
         self._broker.admit_up_to(timing.capacity(host.cores()))
         for who in participants.values():
             title = f"fleetbed: client {who.spec.name} {who.spec.kind}"
@@ -120,18 +121,11 @@ class FleetProcesses:
             "full speed",
         )
 
-    def _write_setup(self, clients: tuple[Client, ...], *, keep_heap: bool = False) -> Setup:
-        """Before the clients are chosen and after; a zygote that is late reads the second twice, which says no less."""
-        setup = Setup(
-            config=self._layout.config,
-            folder=str(self._folder.absolute()),
-            dataset=str(self._layout.folder),
-            clients=clients,
-            keep_heap=keep_heap,
-        )
-        text = msgspec.json.encode(setup)
-        write_atomically(self._folder / "setup.json", lambda part: part.write_bytes(text))
-        return setup
+    def _write(self, name: str, content: Setup | Enrolment) -> str:
+        """Write a file for the workers to the run's folder; returns its path."""
+        text, path = msgspec.json.encode(content), self._folder / name
+        write_atomically(path, lambda part: part.write_bytes(text))
+        return str(path)
 
 
 def _limits(who: Participant, timing: Timing) -> LimitPlan:

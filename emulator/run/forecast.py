@@ -1,7 +1,7 @@
-"""What a run will take, told beforehand: the engine's own loop with nearly all of the work left out.
+"""Forecast of a run: the engine's own loop with nearly all of the work left out.
 
-Timeline, policy, plans and transfers are the run's own. Instead of training, clients answer with what two steps of the
-same kind of task gave (`short_tasks.py`), and a merge goes as far as messages and work depend on it
+Timeline, policy, plans and transfers are the run's own. Instead of training, clients answer with the result of two
+steps of the same kind of task (`short_tasks.py`), and a merge goes as far as messages and work depend on it
 (`Algorithm.foresee`). So device time follows the method from round to round.
 """
 
@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from fleetbed.emulator.engine.engine import Engine
-from fleetbed.emulator.engine.evaluation import Evaluations
+from fleetbed.emulator.engine.guarded import Guarded
 from fleetbed.emulator.engine.layout import Layout, lay_out
 from fleetbed.emulator.engine.observer import Observer
 from fleetbed.emulator.machine import host
@@ -31,9 +32,9 @@ from fleetbed.emulator.resume.checkpoint import KEEP
 from fleetbed.emulator.run.deadlines import help_for
 from fleetbed.emulator.run.fleet import FleetProcesses
 from fleetbed.emulator.run.preparation import Fresh, prepare_fresh
-from fleetbed.emulator.run.short_tasks import ShortTasks
+from fleetbed.emulator.run.short_tasks import KindsOfTasks, ShortTasks
 from fleetbed.emulator.run.start import first_progress
-from fleetbed.emulator.wire.messages import Setup
+from fleetbed.emulator.wire.messages import Enrolment, Setup
 from fleetbed.models.cost.predict import forward_flops
 from fleetbed.profiles.experiment import RunConfig
 
@@ -85,10 +86,10 @@ def forecast(config: RunConfig, *, search: Sequence[Path], watch: Observer) -> F
             prepared = prepare_fresh(layout, fleet, watch)
             layout, scale = _shortened(layout, prepared)
             clients = tuple(who.client for who in prepared.participants.values())
-            setup = Setup(config=config, folder=str(folder), dataset=str(layout.folder), clients=clients)
-            short = ShortTasks(TaskRunner.open(setup))
-            rows, device_s = _loop(layout, prepared, short, watch)
-            warnings = _warnings(layout, prepared, short, watch, rows)
+            setup = Setup(config=config, folder=str(folder), dataset=str(layout.folder))
+            kinds = KindsOfTasks(TaskRunner.open(setup).enrol(Enrolment(clients=clients, keep_heap=False)))
+            rows, device_s, short = _loop(layout, prepared, kinds, watch)
+            warnings = _warnings(layout, prepared, kinds, watch, rows)
     return Forecast(
         run=config.name,
         clients=len(prepared.participants),
@@ -111,40 +112,47 @@ def _shortened(layout: Layout, prepared: Fresh) -> tuple[Layout, float]:
     return replace(layout, config=fewer), config.experiment.rounds / rounds
 
 
-def _loop(layout: Layout, prepared: Fresh, short: ShortTasks, watch: Observer) -> tuple[list[TaskRow], float]:
-    """Go through the timeline; returns the tasks and the device time at its end. What is `prepared` stays as it is."""
+class Foreseeing(Guarded):
+    """The method in a forecast: a merge goes as far as messages and work depend on it."""
+
+    def merge(self, state: Bundle, arrivals: Sequence[Arrival]) -> Merged:
+        return Merged(state=self.foresee(state, arrivals))
+
+
+def _loop(
+    layout: Layout, prepared: Fresh, kinds: KindsOfTasks, watch: Observer
+) -> tuple[list[TaskRow], float, ShortTasks]:
+    """Go through the timeline; returns the tasks, the device time at its end, and the executor.
+
+    `prepared` stays as it is.
+    """
     own = replace(
         prepared,
-        participants={number: replace(who) for number, who in prepared.participants.items()},
+        participants={n: replace(who, progress=copy(who.progress)) for n, who in prepared.participants.items()},
         timing=prepared.timing.frozen(),  # nothing is measured here
+        method=Foreseeing(layout.config.algorithm.name, prepared.method),
     )
-
-    def merge(state: Bundle, arrivals: Sequence[Arrival]) -> Merged:
-        return Merged(state=own.method.foresee(state, arrivals))
-
     with closing(Records(Path(":memory:"))) as records:
         progress = first_progress(layout, own)
-        short.tasks = progress.tasks
+        short = ShortTasks(kinds, progress.tasks)
         engine = Engine(
             layout=layout,
             folder=short.folder,
             prepared=own,
             executor=short,
-            evaluations=Evaluations(short, records, layout.config.experiment.evaluation.batch),
             records=records,
             progress=progress,
             checkpoint=lambda _: None,
             tick=watch.tick,
             started_s=time.monotonic(),
-            merge=merge,
         )
         engine.run()
         rows = records.read(TaskRow)
-    return rows, engine.progress.timeline.now_s
+    return rows, progress.timeline.now_s, short
 
 
 def _warnings(
-    layout: Layout, prepared: Fresh, short: ShortTasks, watch: Observer, rows: Sequence[TaskRow]
+    layout: Layout, prepared: Fresh, kinds: KindsOfTasks, watch: Observer, rows: Sequence[TaskRow]
 ) -> list[str]:
     """A sentence for each kind of device that would lose tasks to the deadline."""
     config = layout.config
@@ -154,14 +162,14 @@ def _warnings(
     # how long tasks would take, were they waited for; not for ever, since a link may be down for good
     policy = msgspec.structs.replace(config.policy, deadline_s=PATIENCE * deadline_s)
     patient = replace(layout, config=msgspec.structs.replace(config, policy=policy))
-    unhurried, _ = _loop(patient, prepared, ShortTasks.sharing(short), watch)
+    unhurried, _, _ = _loop(patient, prepared, kinds, watch)
     found = []
-    kinds = {number: who.spec.kind for number, who in prepared.participants.items()}
-    for kind in dict.fromkeys(kinds.values()):
-        tasks = [row for row in rows if kinds[row.client] == kind]
+    devices = {number: who.spec.kind for number, who in prepared.participants.items()}
+    for kind in dict.fromkeys(devices.values()):
+        tasks = [row for row in rows if devices[row.client] == kind]
         lost = [row for row in tasks if row.outcome == "late"]
         if lost:
-            theirs = [row for row in unhurried if kinds[row.client] == kind]
+            theirs = [row for row in unhurried if devices[row.client] == kind]
             needed_s = max((row.end_s - row.dispatched_s for row in theirs), default=None)
             if any(row.outcome == "late" for row in theirs):
                 needed_s = None

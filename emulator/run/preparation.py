@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 
 from fleetbed.emulator.engine.layout import Layout
 from fleetbed.emulator.engine.observer import Observer
-from fleetbed.emulator.engine.participant import Participant
+from fleetbed.emulator.engine.participant import ClientProgress, Participant
 from fleetbed.emulator.engine.prepared import Prepared
 from fleetbed.emulator.engine.timing import Enforced, Modelled, Replay, Timing, TrainingCosts
 from fleetbed.emulator.machine import host, measuring_lock
@@ -48,12 +49,12 @@ def prepare_fresh(layout: Layout, fleet: FleetProcesses, watch: Observer) -> Fre
         choices = try_out(layout, choices, fleet)
     variants = timing.variants({number: choice.variant for number, choice in choices.items()})
     choices = {number: replace(choice, variant=variants[number]) for number, choice in choices.items()}
-    chosen = {number: variant for number, variant in variants.items() if variant is not None}
-    watch.say(_summary(chosen, len(choices), [one.config.algorithm.title for one in layout.compared()]))
+    clients = {number: ClientProgress(variant) for number, variant in variants.items() if variant is not None}
+    watch.say(_summary(clients, len(choices), [one.config.algorithm.title for one in layout.compared()]))
     if references is not None:
         watch.say("looking up how long the models in use take on this host, or measuring it")
     known = None if references is None else references.calibration.disturbed
-    prepared, state = prepare(layout, timing, references, chosen, watch)
+    prepared, state = prepare(layout, timing, references, clients, watch)
     warning = None if prepared.calibration is None else prepared.calibration.warning
     if warning is not None and prepared.calibration is not None and prepared.calibration.disturbed != known:
         watch.say(warning)
@@ -71,43 +72,45 @@ def prepare_again(
     fleet: FleetProcesses,
     watch: Observer,
     *,
-    variants: dict[int, str],
+    clients: dict[int, ClientProgress],
     time_scale: float | None,
     calibration: Calibration | None,
 ) -> Prepared:
     """A run that goes on keeps what it decided, and the calibration that it decided it by."""
     timing, references = _timing(layout, fleet, watch, calibration)
-    return prepare(layout, timing, references, variants, watch, time_scale)[0]
+    return prepare(layout, timing, references, clients, watch, time_scale)[0]
 
 
 def prepare(
     layout: Layout,
     timing: Timing,
     references: References | None,
-    variants: dict[int, str],
+    clients: dict[int, ClientProgress],
     watch: Observer,
     time_scale: float | None = None,
 ) -> tuple[Prepared, Bundle]:
     """All that follows from the variants, and the method's first state."""
-    clients = {number: Client(number, v, len(layout.split.train[number])) for number, v in variants.items()}
-    method = layout.method(list(clients.values()))
+    samples = {number: len(layout.split.train[number]) for number in clients}
+    seen = {number: Client(number, now.variant, samples[number]) for number, now in clients.items()}
+    method = layout.method(list(seen.values()))
     state = method.setup()
     specs = layout.specs
-    heaviest = {number: method.heaviest(state, client) for number, client in clients.items()}
+    heaviest = {number: method.heaviest(state, client) for number, client in seen.items()}
     tasks = [(specs[n].kind, specs[n].device, clients[n].variant, heaviest[n]) for n in clients]
     if (said := timing.fit_scale(tasks, time_scale)) is not None:
         watch.say(said)
     participants = {
         number: Participant(
             spec=specs[number],
-            client=client,
+            samples=samples[number],
+            progress=now,
             cap_bytes=int(specs[number].device.cap_mib * MIB),
             heaviest=heaviest[number],
             capped=number not in layout.assigned,
-            share=timing.share(specs[number].device, client.variant, heaviest[number]),
-            slowdown=timing.slowdown(specs[number].device, client.variant, heaviest[number]),
+            share=timing.share(specs[number].device, now.variant, heaviest[number]),
+            slowdown=timing.slowdown(specs[number].device, now.variant, heaviest[number]),
         )
-        for number, client in clients.items()
+        for number, now in clients.items()
     }
     prepared = Prepared(
         participants=participants,
@@ -164,12 +167,10 @@ def _calibration(fleet: FleetProcesses, watch: Observer) -> Calibration:
     return calibration
 
 
-def _summary(variants: dict[int, str], total: int, common_to: list[str]) -> str:
-    counts: dict[str, int] = {}
-    for variant in variants.values():
-        counts[variant] = counts.get(variant, 0) + 1
+def _summary(clients: dict[int, ClientProgress], total: int, common_to: list[str]) -> str:
+    counts = Counter(client.variant for client in clients.values())
     chosen = ", ".join(f"{count} x {variant}" for variant, count in sorted(counts.items()))
-    unfit = f"; {total - len(variants)} clients are unfit" if len(variants) < total else ""
+    unfit = f"; {total - len(clients)} clients are unfit" if len(clients) < total else ""
     shared = f", common to {', '.join(common_to)}" if common_to else ""
     return f"variants chosen{shared}: {chosen}{unfit}"
 

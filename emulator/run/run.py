@@ -20,11 +20,9 @@ import msgspec
 from fleetbed.emulator.checks.doctor import examine
 from fleetbed.emulator.checks.verify import kept, worst
 from fleetbed.emulator.engine.engine import Engine
-from fleetbed.emulator.engine.evaluation import Evaluations
 from fleetbed.emulator.engine.guarded import MethodFailed
 from fleetbed.emulator.engine.layout import Layout, lay_out
 from fleetbed.emulator.engine.observer import Observer
-from fleetbed.emulator.engine.participant import Participant
 from fleetbed.emulator.engine.prepared import Prepared
 from fleetbed.emulator.engine.progress import Progress
 from fleetbed.emulator.limits.gpu import card_names
@@ -38,7 +36,7 @@ from fleetbed.emulator.records.results import Result
 from fleetbed.emulator.records.seal import Seal
 from fleetbed.emulator.records.tables import NoticeRow
 from fleetbed.emulator.resume import identity
-from fleetbed.emulator.resume.checkpoint import Checkpoints, Loaded
+from fleetbed.emulator.resume.checkpoint import Checkpoint, Checkpoints, Loaded
 from fleetbed.emulator.resume.resumption import look_up
 from fleetbed.emulator.run.deadlines import out_of_reach
 from fleetbed.emulator.run.fleet import FleetProcesses
@@ -93,17 +91,17 @@ def start(config: RunConfig, folder: Path, *, search: Sequence[Path], command: s
 def resume(config: RunConfig, folder: Path, *, search: Sequence[Path], watch: Observer) -> None:
     """Continue a run that was interrupted or killed, or that is to have more rounds, from a whole checkpoint."""
     with _io_errors(folder), _records(folder) as records:
-        layout, checkpoint = look_up(config, folder, records, search)
+        layout, loaded = look_up(config, folder, records, search)
         check_room(len(layout.specs), config.experiment.processes)
         partition = layout.split.to_json()  # as its digest in the records says; the file may have been changed
         write_atomically(folder / "partition.json", lambda part: part.write_bytes(partition))
         before = records.meta("config")["experiment"]["rounds"]
         if before < config.experiment.rounds:
             text = f"rounds were added: {before} at first, {config.experiment.rounds} now"
-            records.notice("rounds", text, checkpoint.stored.host_s, None)
+            records.notice("rounds", text, loaded.checkpoint.host_s, None)
         records.set_meta(status="running", error=None, ended=None, config=msgspec.to_builtins(config))
         with _status(records, folder):
-            result = _Run(layout, folder, records, watch).go_on(checkpoint)
+            result = _Run(layout, folder, records, watch).go_on(loaded)
     watch.say(_done(result))
 
 
@@ -151,28 +149,25 @@ class _Run:
         host_s = time.monotonic() - started_s
         self._records.write(NoticeRow(host_s=host_s, device_s=0.0, kind=kind, text=text) for kind, text in notices)
 
-    def go_on(self, checkpoint: Loaded) -> Result | None:
-        stored, progress, damaged = checkpoint
+    def go_on(self, loaded: Loaded) -> Result | None:
+        checkpoint, damaged = loaded
+        progress = checkpoint.progress
         for problem in damaged.values():
             self._watch.say(f"{problem}; continuing from an older checkpoint")
         self._checkpoints.clean(damaged)
-        under_way = {task.number for task in stored.tasks}
-        self._records.rewind(stored.version, stored.next_task, under_way, progress.timeline.now_s)
-        self._seal.upto(stored.version, stored.next_task, under_way)
-        self._watch.say(f"continuing after merge {stored.version}, {progress.timeline.now_s:.1f} s of device time")
+        self._records.rewind(progress.version, progress.next_task, progress.tasks, progress.timeline.now_s)
+        self._seal.upto(progress.version, progress.next_task, progress.tasks)
+        self._watch.say(f"continuing after merge {progress.version}, {progress.timeline.now_s:.1f} s of device time")
         with contextlib.closing(FleetProcesses(self._layout, self._folder, self._watch.tick)) as fleet:
             prepared = prepare_again(
                 self._layout,
                 fleet,
                 self._watch,
-                variants=stored.variants,
+                clients=progress.clients,
                 time_scale=self._records.meta("timing").get("time_scale"),
                 calibration=calibration_from(self._records.meta("calibration")),
             )
-            for number, who in prepared.participants.items():
-                who.kept = stored.kept[number]
-                who.fit = number not in stored.unfit
-            return self._loop(fleet, prepared, progress, time.monotonic() - stored.host_s)
+            return self._loop(fleet, prepared, progress, time.monotonic() - checkpoint.host_s)
 
     def _loop(self, fleet: FleetProcesses, prepared: Prepared, progress: Progress, started_s: float) -> Result | None:
         """Carry the rounds out; gives what the run came to."""
@@ -181,28 +176,26 @@ class _Run:
         fleet.start(participants, prepared.timing, keep_heap=prepared.keep_heap)
         self._records.set_meta(heap_between_tasks="kept" if prepared.keep_heap else "given back")
         self._records.write(fleet.cap_rows(participants))
-        evaluations = Evaluations(fleet.executor, self._records, experiment.evaluation.batch)
         engine = Engine(
             layout=self._layout,
             folder=self._folder,
             prepared=prepared,
             executor=fleet.executor,
-            evaluations=evaluations,
             records=self._records,
             progress=progress,
-            checkpoint=lambda p: self._save(p, participants, time.monotonic() - started_s),
+            checkpoint=lambda p: self._save(p, time.monotonic() - started_s),
             tick=self._watch.tick,
             started_s=started_s,
             say=self._watch.say,
         )
-        self._watch.start(engine, evaluations)
+        self._watch.start(engine, engine.evaluations)
         try:
             engine.run()
         finally:
             self._watch.stop()
         context = method.context.with_initial() if method.needs.initial_on_client else method.context
         for target in method.targets(engine.progress.state):
-            kept = participants[target.client].kept if target.client is not None else None
+            kept = engine.progress.clients[target.client].kept if target.client is not None else None
             own = None if kept is None else load_bundle(self._folder / kept)
             tensors = target_tensors(target, context, own)
             about: dict[str, Value] = {"variant": target.variant, "client": target.client}
@@ -211,16 +204,17 @@ class _Run:
         self._records.set_meta(degraded=_degraded(self._records))
         if engine.progress.version == 0:
             raise NothingMerged(_nothing_merged(self._records))
-        return evaluations.latest
+        return engine.evaluations.latest
 
-    def _save(self, progress: Progress, participants: dict[int, Participant], host_s: float) -> None:
+    def _save(self, progress: Progress, host_s: float) -> None:
         self._checkpoints.save(
-            progress,
-            participants,
-            run=identity.run_digest(self._config),
-            rounds=self._config.experiment.rounds,
-            records=self._seal.upto(progress.version, progress.next_task, progress.tasks.keys()),
-            host_s=host_s,
+            Checkpoint(
+                run=identity.run_digest(self._config),
+                rounds=self._config.experiment.rounds,
+                records=self._seal.upto(progress.version, progress.next_task, progress.tasks),
+                host_s=host_s,
+                progress=progress,
+            )
         )
 
 

@@ -1,6 +1,6 @@
-"""An executor for forecasts: of each kind of task two steps are really carried out, and all others are taken from it.
+"""An executor for forecasts: two steps of each kind of task are really carried out, all other answers are copies.
 
-So the answers have the sizes that they will have in the run, whatever the method sends, and what a step takes on this
+So the answers have the sizes that they will have in the run, whatever the method sends, and the time of a step on this
 host is measured on the way. Two tasks are of one kind if variant, stage and the shapes of what is sent are the same.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ STEPS = 2
 
 @dataclass(frozen=True)
 class Short:
-    """What two steps of a kind of task gave, and the host seconds of a step and of all beside the steps."""
+    """The reply to two steps of a kind of task, and the host seconds of a step and of everything else."""
 
     frames: list[codec.Buffer]
     keep: str | None
@@ -36,7 +37,7 @@ class Short:
 
 
 class StepClock:
-    """Notes when each step ends; takes the place of a pacer."""
+    """Notes when each step ends, in place of a pacer."""
 
     def __init__(self) -> None:
         self.marks = [time.perf_counter()]
@@ -45,39 +46,60 @@ class StepClock:
         self.marks.append(time.perf_counter())
 
     def read(self) -> tuple[float, float]:
-        """The seconds of the last step, and those after it; without any step, of everything."""
+        """The seconds of the last step and the seconds after it; without any step, 0 and all seconds."""
         beside_s = time.perf_counter() - self.marks[-1]
         return (self.marks[-1] - self.marks[-2] if len(self.marks) > 1 else 0.0), beside_s
+
+
+class KindsOfTasks:
+    """Carries out two steps of each kind of task, once."""
+
+    def __init__(self, runner: TaskRunner) -> None:
+        self.runner = runner
+        self._known: dict[tuple[object, ...], Short] = {}
+
+    def short(self, order: Order) -> Short:
+        header, message = order.header, codec.unpack(order.frames)
+        assert isinstance(header, Train)
+        kind = (header.variant, header.stage, header.kept is not None, *_shapes(message))
+        if kind not in self._known:
+            most = STEPS if header.most_steps is None else min(STEPS, header.most_steps)
+            try:
+                self._known[kind] = self._carry_out(replace(header, most_steps=most), message)
+            except Exception as error:
+                raise FleetbedError(
+                    f"trying out a task of {header.variant} ({header.stage}), as the run will carry it out, failed: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+        return self._known[kind]
+
+    def _carry_out(self, asked: Train, message: Bundle) -> Short:
+        clock = StepClock()
+        reply, _ = self.runner.train(asked, message, clock)
+        step_s, beside_s = clock.read()
+        return Short(codec.pack(reply.message), self.runner.keep(asked, reply.keep), step_s, beside_s)
 
 
 class ShortTasks:
     """Implements `Executor`. `tasks` are those under way, by number, as the engine keeps them."""
 
-    def __init__(self, workplace: TaskRunner) -> None:
+    def __init__(self, kinds: KindsOfTasks, tasks: Mapping[int, Task]) -> None:
         self.outcomes: dict[int, Outcome] = {}
-        self.tasks: dict[int, Task] = {}
         self.host_s: dict[int, float] = {}  # by task: the seconds that it takes on a core
         self.evaluated: Counter[str] = Counter()  # test samples by variant
         self.rates: dict[str, float] = {}  # FLOP/s of training steps, by variant
-        self._workplace = workplace
+        self._kinds = kinds
+        self._tasks = tasks
         self._orders: dict[int, Order] = {}
-        self._known: dict[tuple[object, ...], Short] = {}
-
-    @classmethod
-    def sharing(cls, other: ShortTasks) -> ShortTasks:
-        """Another one, for another loop over the same method, that knows what this one knows."""
-        made = cls(other._workplace)
-        made._known = other._known
-        return made
 
     @property
     def folder(self) -> Path:
-        return self._workplace.folder
+        return self._kinds.runner.folder
 
     def submit(self, order: Order) -> None:
         self._orders[order.task] = order
         if isinstance(order.header, Train):
-            task, short = self.tasks[order.task], self._short(order.header, order)
+            task, short = self._tasks[order.task], self._kinds.short(order)
             steps = task.plan_s / task.paces[0].step_s if task.paces else 0.0  # as many of the first kind
             self.host_s[order.task] = steps * short.step_s + short.beside_s
             if steps and short.step_s:
@@ -87,11 +109,11 @@ class ShortTasks:
         order = self._orders.pop(task)
         header = order.header
         if not isinstance(header, Train):
-            assert isinstance(header, Evaluate)  # what is measured was measured before
-            own, split = header.local_client, self._workplace.split
-            self.evaluated[header.variant] += len(self._workplace.dataset.y_test if own is None else split.test[own])
+            assert isinstance(header, Evaluate)  # reference times were measured before
+            runner, own = self._kinds.runner, header.local_client
+            self.evaluated[header.variant] += len(runner.dataset.y_test if own is None else runner.split.test[own])
             return Outcome(kind="ok", answer=Evaluated(task=task, samples=0, accuracy=0.0, loss=0.0))
-        short = self._short(header, order)
+        short = self._kinds.short(order)
         answer = Trained(
             task=task,
             keep=self._kept(header, short),
@@ -113,36 +135,16 @@ class ShortTasks:
         self._orders.clear()
 
     def _kept(self, header: Train, short: Short) -> str | None:
-        """The file of what the client keeps, under its own name, with the content of that of the short task."""
+        """The file of what the client keeps: under its own name, with the content that the short task kept."""
         if short.keep is None:
             return None
         name = kept_name(header.client, header.task)
-        own = self._workplace.folder / name
+        folder = self._kinds.runner.folder
+        own = folder / name
         if not own.exists():
             own.parent.mkdir(parents=True, exist_ok=True)
-            own.hardlink_to(self._workplace.folder / short.keep)
+            own.hardlink_to(folder / short.keep)
         return name
-
-    def _short(self, header: Train, order: Order) -> Short:
-        message = codec.unpack(order.frames)
-        kind = (header.variant, header.stage, header.kept is not None, *_shapes(message))
-        if kind not in self._known:
-            most = STEPS if header.most_steps is None else min(STEPS, header.most_steps)
-            asked = replace(header, most_steps=most)
-            try:
-                self._known[kind] = self._carry_out(asked, message)
-            except Exception as error:
-                raise FleetbedError(
-                    f"trying out a task of {header.variant} ({header.stage}), as the run will carry it out, failed: "
-                    f"{type(error).__name__}: {error}"
-                ) from error
-        return self._known[kind]
-
-    def _carry_out(self, asked: Train, message: Bundle) -> Short:
-        clock = StepClock()
-        reply, _ = self._workplace.train(asked, message, clock)
-        step_s, beside_s = clock.read()
-        return Short(codec.pack(reply.message), self._workplace.keep(asked, reply.keep), step_s, beside_s)
 
 
 def _shapes(message: Bundle) -> list[object]:

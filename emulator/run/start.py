@@ -29,6 +29,7 @@ def first_progress(layout: Layout, prepared: Fresh) -> Progress:
             layout.presence,
             config.seed,
         ),
+        clients={number: who.progress for number, who in participants.items()},
         state=prepared.state,
         free_since=dict.fromkeys(participants, 0.0),
     )

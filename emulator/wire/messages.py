@@ -1,4 +1,4 @@
-"""What broker, zygote and workers say to each other, beside the method's own tensors."""
+"""The messages between broker, zygote and workers, apart from the method's own tensors."""
 
 from __future__ import annotations
 
@@ -15,23 +15,28 @@ from fleetbed.profiles.experiment import RunConfig
 
 
 class Setup(Struct, frozen=True, kw_only=True):
-    """All that a worker must know of the run; written as JSON in the run folder, read once by the zygote."""
+    """What is known of a run from its beginning; written as JSON to the run folder, read once by the zygote."""
 
     config: RunConfig
     folder: str
     dataset: str
-    clients: tuple[Client, ...] = ()
-    keep_heap: bool = False  # clients keep their heap between tasks, else they give it back
+
+
+class Enrolment(Struct, frozen=True, kw_only=True):
+    """The clients of a run, once they are chosen; written as JSON to the run folder, read once by the zygote."""
+
+    clients: tuple[Client, ...]
+    keep_heap: bool  # clients keep their heap between tasks, else they give it back
 
 
 Size = Annotated[int, Meta(ge=0)]
 
 
 class Slot(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A part of the shared memory: the frames behind an order's manifest lie there, and its answer may."""
+    """A part of the shared memory: it holds the frames after an order's manifest, and may hold those of the answer."""
 
     offset: Size
-    room: Size  # for the answer
+    room: Size  # bytes for the answer
     sizes: list[Size]  # of the order's frames, one after the other
 
 
@@ -46,8 +51,8 @@ class Train(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=T
     variant: str
     stage: str
     kept: str | None
-    round: int = 1  # whose learning rate applies
-    most_steps: int | None = None  # partial work: to be ended after so many
+    round: int = 1  # decides about the learning rate, and schedules go by it
+    most_steps: int | None = None  # partial work: the task ends after so many
     paces: tuple[Pace, ...] = ()
     pace_total_s: float = 0.0
     slot: Slot | None = None
@@ -58,7 +63,7 @@ EXTRAS = "extras/"
 
 
 class Evaluate(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Measure a model. Its tensors come with the message, or are those that a client kept."""
+    """An evaluation of a model whose tensors come with the message, or were kept by a client."""
 
     task: int
     variant: str
@@ -71,7 +76,7 @@ class Evaluate(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_field
 
 
 class Measure(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """The reference time of one pass, hot and alone: `train` with an optimiser step if `optimise`."""
+    """A measurement of one pass, hot and alone: `train` with an optimiser step if `optimise`."""
 
     task: int
     variant: str
@@ -90,7 +95,7 @@ to_worker = msgspec.msgpack.Decoder(ToWorker)
 
 
 class Hello(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """A worker is inside its limits: what became of each, read back."""
+    """A worker is inside its limits; `caps` are the values that were read back."""
 
     caps: tuple[Cap, ...]
 
@@ -113,7 +118,7 @@ class Trained(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields
     anon_bytes: Number | None
     gpu_peak_bytes: Number | None = None
     gpu_w: Amount | None = None
-    sizes: list[Size] = []  # of the frames behind its manifest, if they are in its slot
+    sizes: list[Size] = []  # of the frames after its manifest, if they are in its slot
 
 
 def kept_name(client: int, task: int) -> str:
@@ -129,7 +134,7 @@ class Evaluated(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fiel
 
 
 class Measured(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """The median over repetitions, how far they lay apart, and what others kept busy meanwhile."""
+    """The median over repetitions, their spread, and the cores that other programs kept busy meanwhile."""
 
     task: int
     seconds: float
@@ -137,7 +142,7 @@ class Measured(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_field
     other_cores: float = 0.0
 
 
-Failure = Literal["oom", "crash", "host"]  # host: no fault of the client's, this machine cannot go on
+Failure = Literal["oom", "crash", "host"]  # host: not the client's fault, this machine cannot continue
 
 
 class Failed(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -154,7 +159,7 @@ from_worker = msgspec.msgpack.Decoder(FromWorker)
 
 
 class Open(Struct, frozen=True, kw_only=True, tag=True):
-    """The first order: the name of the run, where workers connect to, and the file that they write their output to."""
+    """The first message: the name of the run, the address that workers connect to, and the file for their output."""
 
     run: str
     address: str
@@ -162,11 +167,19 @@ class Open(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Configure(Struct, frozen=True, tag=True):
+    """Sent once, before any worker is spawned: the file with the `Setup`. Services can be spawned from then on."""
+
     setup: str
 
 
+class Enrol(Struct, frozen=True, tag=True):
+    """Sent once, when the clients are chosen: the file with the `Enrolment`. Clients can be spawned from then on."""
+
+    enrolment: str
+
+
 class Spawn(Struct, frozen=True, kw_only=True, tag=True):
-    """`identity` is the worker's name on the socket: new for each process, so that nobody else can speak for it."""
+    """`identity` is the worker's name on the socket: new for each process, so that no other can pass for it."""
 
     worker: str
     identity: str
@@ -179,12 +192,12 @@ class Kill(Struct, frozen=True, tag=True):
     worker: str
 
 
-ToZygote = Open | Configure | Spawn | Kill
+ToZygote = Open | Configure | Enrol | Spawn | Kill
 to_zygote = msgspec.msgpack.Decoder(ToZygote)
 
 
 class Ready(Struct, frozen=True, tag=True):
-    """The zygote has been configured."""
+    """The zygote has done what `Configure` or `Enrol` asked for."""
 
 
 class Forked(Struct, frozen=True, tag=True):
@@ -202,7 +215,7 @@ class Exited(Struct, frozen=True, tag=True):
 
 
 class Trouble(Struct, frozen=True, tag=True):
-    """The zygote could not do what it was told."""
+    """The zygote could not do what it was told: fork this worker or, with None, configure itself."""
 
     worker: str | None
     text: str

@@ -14,9 +14,9 @@ import zmq
 from fleetbed.emulator.engine.engine import Engine
 from fleetbed.emulator.engine.evaluation import Evaluations
 from fleetbed.emulator.engine.observer import Observer
-from fleetbed.emulator.processes.admission import Worker
 from fleetbed.emulator.processes.broker import Broker
 from fleetbed.emulator.processes.executor import SERVICE
+from fleetbed.emulator.processes.worker_state import Worker, WorkerState
 from fleetbed.emulator.wire import codec
 
 MESSAGES = ("drop", "duplicate", "delay", "garble", "cut")
@@ -91,8 +91,7 @@ class Saboteur(Observer):
 
     def _disturb(self, fault: str) -> None:
         for worker in self._broker._admission.workers.values():
-            busy = worker.order is not None and worker.sent_s is not None and not worker.leaving
-            if worker.name.startswith(SERVICE) or not busy:
+            if worker.name.startswith(SERVICE) or worker.state is not WorkerState.BUSY:
                 continue
             process = _process_of(worker)
             if process is None:

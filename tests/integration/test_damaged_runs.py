@@ -168,7 +168,8 @@ KINDS = (
 )
 WITHIN = ("half", "cut", "flip", "zeros")
 FILES = ("study.json", "study.lock", *(f"{RUN}/{name}" for name in (
-    "run.sqlite", "run.sqlite-wal", "run.sqlite-shm", "partition.json", "setup.json", "workers.log", "models", "state",
+    "run.sqlite", "run.sqlite-wal", "run.sqlite-shm", "partition.json", "setup.json", "clients.json", "workers.log",
+    "models", "state",
     "state/checkpoint-newest", "state/checkpoint-oldest", "state/client", "state/client/task", ".",
 )))  # fmt: skip
 

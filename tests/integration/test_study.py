@@ -171,7 +171,7 @@ def test_a_finished_run_is_left_alone_whatever_is_missing_beside_its_records(tmp
     run = folder / "heteroavg-sync-1"
     for name in ("state", "models"):
         shutil.rmtree(run / name)
-    for name in ("setup.json", "partition.json"):
+    for name in ("setup.json", "clients.json", "partition.json"):
         (run / name).unlink()
     (run / "notes.txt").write_text("mine")
     before = contents(folder)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from fleetbed.emulator.limits.plan import LimitPlan
-from fleetbed.emulator.processes.admission import Admission, Worker
+from fleetbed.emulator.processes.admission import Admission
 from fleetbed.emulator.processes.executor import SERVICE, Order
-from fleetbed.emulator.wire.messages import Measure
+from fleetbed.emulator.processes.worker_state import Worker
+from fleetbed.emulator.wire.messages import Exited, Measure
 
 
 def crew(capacity: float, *names: str) -> Admission:
@@ -72,10 +73,14 @@ def test_one_who_is_at_work_or_leaving_gets_nothing_and_nobody_overtakes() -> No
     for task, worker in ((0, "a"), (1, "a"), (2, "b")):
         found.queue(order(task, worker))
     assert admitted(found) == ["a"]
-    found.workers["a"].leaving = True
-    found.free(found.workers["a"])
+    worker = found.workers["a"]
+    worker.spawn(b"a-1", 0.0)
+    worker.killed("as a test", 0.0)
+    found.free(worker)
     assert admitted(found) == []
-    found.workers["a"].leaving = False
+    worker.exited(Exited("a", -9, oom=False, ordered=True), 0.0)
+    assert admitted(found) == []
+    worker.settled(0.0)
     assert admitted(found) == ["a", "b"]
 
 
@@ -96,4 +101,4 @@ def test_what_nobody_asks_for_any_more_neither_waits_nor_counts() -> None:
     assert found.drop(1) is None
     assert found.drop(0) is found.workers["a"]
     assert admitted(found) == ["c"]
-    assert list(found.busy) == ["c"]
+    assert list(found.assigned) == ["c"]

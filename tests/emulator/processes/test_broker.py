@@ -276,25 +276,69 @@ def test_rubbish_costs_its_sender_the_task(bed: Bed, rubbish: bytes) -> None:
     assert "sent an invalid message" in outcome.detail
 
 
+class Played:
+    """A client's process, played by the test."""
+
+    def __init__(self, zygote: PlayedZygote, made: Broker, name: str) -> None:
+        (spawn,) = [each for each in zygote.told if isinstance(each, Spawn) and each.worker == name]
+        self.socket = zmq.Context.instance().socket(zmq.DEALER)
+        self.socket.identity = spawn.identity.encode()
+        self.socket.connect(zygote.address)
+        self.socket.send_multipart([codec.control(Hello(()))])
+        while not self.socket.poll(0):
+            made._pump(0.01)
+
+    def offset(self) -> int:
+        """Where in the shared memory the tensors of its order lie."""
+        order = codec.parse_control(to_worker, self.socket.recv_multipart()[0])
+        assert isinstance(order, Train)
+        assert order.slot is not None
+        return order.slot.offset
+
+
 def test_a_slot_is_not_given_to_another_before_its_worker_has_ended(tmp_path: Path) -> None:
     """A cancelled worker may still be writing its answer."""
     zygote = PlayedZygote(tmp_path)
-    made = Broker(zygote, capacity=2.0, one_task=False)  # type: ignore[arg-type]
-    header = Train(task=1, client=1, variant="v", stage="train", kept=None)
+    made = Broker(zygote, capacity=9.0, one_task=False)  # type: ignore[arg-type]
     frames = codec.pack(Bundle({"w": torch.zeros(100_000)}))
-    made.enlist("client-001", "title", LimitPlan("client-001"))
-    made.submit(Order(header=header, worker="client-001", frames=frames))
-    worker = made._admission.workers["client-001"]
-    worker.greeted = True
-    made._send(worker)  # to nobody: its connection has gone, or is yet to come
-    assert worker.slot is not None
-    offset = worker.slot.offset
+    players = []
+
+    def offset(number: int) -> int:
+        name = f"client-{number:03d}"
+        made.enlist(name, "title", LimitPlan(name))
+        header = Train(task=number, client=number, variant="v", stage="train", kept=None)
+        made.submit(Order(header=header, worker=name, frames=frames))
+        players.append(Played(zygote, made, name))
+        return players[-1].offset()
+
+    first = offset(1)
     made.cancel(1)
-    taken = [made._shared.take(frames) for _ in range(3)]
-    assert offset not in {slot.offset for slot in taken if slot is not None}
-    worker.exit = exited(-9, ordered=True)
-    made._settle(worker)
-    again = made._shared.take(frames)
-    assert again is not None
-    assert again.offset == offset
+    assert first not in {offset(2), offset(3)}
+    players[0].socket.close(linger=0)
+    zygote.say(exited(-9, ordered=True))
+    for _ in range(20):
+        made._pump(0.01)
+    assert offset(4) == first
+    for player in players:
+        player.socket.close(linger=0)
     made.close()
+
+
+def test_an_answer_that_is_not_needed_any_more_is_ignored(bed: Bed) -> None:
+    bed.broker.cancel(7)
+    bed.worker.send_multipart([ANSWER])
+    for _ in range(10):
+        bed.broker._pump(0.01)
+    assert bed.broker.outcomes == {}
+    assert kills(bed) == 1
+
+
+def test_a_killed_worker_gets_its_next_order_in_a_new_process(bed: Bed) -> None:
+    bed.broker.cancel(7)
+    bed.broker.submit(Order(header=ORDER, worker="client-001"))
+    bed.broker._pump(0.01)
+    assert len(bed.spawns()) == 1
+    bed.lose(exited(-9, ordered=True))
+    assert len(bed.spawns()) == 2
+    bed.begin()
+    assert bed.outcome(lambda: bed.worker.send_multipart([ANSWER])).kind == "ok"

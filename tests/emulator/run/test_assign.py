@@ -6,6 +6,7 @@ import pytest
 
 from fleetbed.emulator.engine.layout import Layout, lay_out
 from fleetbed.emulator.engine.observer import Observer
+from fleetbed.emulator.engine.participant import ClientProgress
 from fleetbed.emulator.engine.timing import Modelled, TrainingCosts
 from fleetbed.emulator.run.fitting import fit, try_out
 from fleetbed.emulator.run.preparation import prepare
@@ -47,8 +48,9 @@ def test_what_is_assigned_is_neither_tried_out_nor_capped() -> None:
     assert try_out(layout, choices, Trial()) == choices
     optimizer = layout.config.experiment.training.optimizer
     timing = Modelled(TrainingCosts(layout.family, layout.dataset.spec, optimizer))
+    clients = {number: ClientProgress("resnet10") for number in range(8)}
     for assigned, capped in ((layout, False), (laid_out("[]"), True)):
-        found, _ = prepare(assigned, timing, None, dict.fromkeys(range(8), "resnet10"), Observer())
+        found, _ = prepare(assigned, timing, None, clients, Observer())
         assert {who.capped for who in found.participants.values()} == {capped}
 
 
