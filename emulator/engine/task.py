@@ -1,4 +1,4 @@
-"""A task: what it was, when each phase was in both clocks, what it cost, how it ended."""
+"""A task: its work, its phases on both clocks, its costs and its outcome."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fleetbed.profiles.types import Device
 
 
 class Task(Struct, kw_only=True):
-    """Plain data: a checkpoint holds the tasks in flight, a row of the records those that have ended."""
+    """One task of a client, as plain data: checkpoints hold tasks in flight, the records those that have ended."""
 
     number: int
     client: int
@@ -40,7 +40,7 @@ class Task(Struct, kw_only=True):
     host_start_s: float | None = None
     host_end_s: float | None = None
     time_scale: float | None = None  # host seconds per device second; None: full speed
-    load: float = 1.0  # the part of a core that it takes
+    load: float = 1.0  # the part of a core that it needs
     expected_s: float = 0.0  # host seconds
     measured_s: float | None = None
     overrun: float | None = None
@@ -59,10 +59,10 @@ class Task(Struct, kw_only=True):
     steps: int | None = None
     samples: int | None = None
     loss: float | None = None
-    metrics: dict[str, float | None] = {}  # what its method reports beside the loss
+    metrics: dict[str, float | None] = {}  # reported by its method, without the loss
 
     def take(self, answer: Trained) -> None:
-        """What the worker's meters said."""
+        """Take over what the worker measured."""
         self.keep = answer.keep
         self.cpu_s, self.throttled_s = answer.cpu_s, answer.throttled_s
         self.peak_bytes, self.anon_bytes = answer.peak_bytes, answer.anon_bytes
@@ -72,7 +72,7 @@ class Task(Struct, kw_only=True):
         self.metrics = {name: finite(value) for name, value in answer.metrics.items() if name != "loss"}
 
     def cut(self, passed: float) -> None:
-        """Of the transfer that is under way, if any, only the part that has `passed` counts."""
+        """Count only the part that has `passed` of the transfer that is under way, if any."""
         if self.compute_start_s is None:
             self.bytes_down = int(self.bytes_down * passed)
         elif self.compute_end_s is not None and self.bytes_up is not None:
@@ -80,13 +80,13 @@ class Task(Struct, kw_only=True):
 
     @property
     def compute_s(self) -> float:
-        """Device seconds that it has computed for."""
+        """Device seconds that it has spent computing."""
         end_s = self.ended_s if self.compute_end_s is None else self.compute_end_s
         return 0.0 if self.compute_start_s is None or end_s is None else end_s - self.compute_start_s
 
     @property
     def done_flops(self) -> float:
-        """What it has done of its work; a task that failed while it computed counts whole."""
+        """The part of its work that it has done; a task that failed while it computed counts in full."""
         if self.compute_start_s is None:
             return 0.0
         needed_s = max(self.plan_s, self.measured_s or 0.0)
@@ -96,7 +96,7 @@ class Task(Struct, kw_only=True):
 
     @property
     def doing(self) -> str:
-        """What its client is at, in device time."""
+        """What its client is doing, in device time."""
         if self.outcome:
             return "waits for the merge"
         if self.compute_end_s is not None:
@@ -104,7 +104,7 @@ class Task(Struct, kw_only=True):
         return "trains" if self.compute_start_s is not None else "downloads"
 
     def joules(self, device: Device) -> float | None:
-        """Modelled from the profile's watts: load while computing, idle while transferring; None without figures."""
+        """Energy by the profile's watts: load while computing, idle while transferring; None without figures."""
         load_w, idle_w = device.power.load_w, device.power.idle_w
         if load_w is None or idle_w is None or self.ended_s is None:
             return None
@@ -113,7 +113,7 @@ class Task(Struct, kw_only=True):
         return load_w * self.compute_s + idle_w * (down_s + up_s)
 
 
-#: what only the engine needs; all other fields are columns of the table `tasks`
+#: fields that only the engine needs; all others are columns of the table `tasks`
 NOT_COLUMNS = (
     "number",
     "kept",
