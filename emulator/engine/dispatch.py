@@ -1,4 +1,4 @@
-"""How a task begins: what the client is sent, what it will do and how long that takes, and the order to the host."""
+"""Dispatches tasks: asks the method for message and work, plans the duration, and gives the order to the host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fleetbed.emulator.wire import codec
 from fleetbed.emulator.wire.messages import Train
 from fleetbed.models.work import Work
 
-#: host seconds without an answer, beyond 20 times what was expected, after which a client counts as hung
+#: a client counts as hung after this many host seconds plus 20 times the expected ones
 HANG_S = 120.0
 
 
@@ -33,7 +33,7 @@ class Dispatcher:
         self._progress = progress
 
     def dispatch(self, client: int, host_s: float) -> Task:
-        """A new task for a client who is there: it downloads from now on, and the host may begin."""
+        """Start a task of a client that is available: its download begins now, and the host may begin to compute."""
         p, who = self._progress, self._participants[client]
         stage = self._method.needs.stages[p.policy.stage]
         assignment = Assignment(client=who.client, task=p.next_task, stage=stage, round=p.policy.round)
@@ -57,7 +57,7 @@ class Dispatcher:
         return task
 
     def miss(self, client: int, host_s: float) -> Task:
-        """A task for a client who is away: nothing is sent and nothing done."""
+        """Make the task of a client that was invited while it is away: nothing is sent or done."""
         p = self._progress
         return self._new(self._participants[client], self._method.needs.stages[p.policy.stage], host_s)
 
@@ -104,8 +104,8 @@ class Dispatcher:
         p.timeline.send(kind, started)
 
     def change_rate(self, event: Event) -> None:
-        """The trace of a client's link has come to its next line."""
-        assert self._layout.rates is not None  # or there would be no such event
+        """Change the rate of a client's link to the next line of its trace."""
+        assert self._layout.rates is not None  # otherwise there would be no such event
         rate, lasts_s = self._layout.rates.at(event.client, event.time_s)
         if self._progress.timeline.limit(event.task, rate):
             self._progress.timeline.add(Event(event.time_s + lasts_s, Kind.RATE, event.client, event.task))
@@ -128,7 +128,7 @@ class Dispatcher:
         return task
 
     def _plan(self, who: Participant, work: Work, size_bytes: int) -> tuple[Plan, Work, int | None]:
-        """The plan, and to what the work is cut where the policy takes partial work."""
+        """The plan, the work, and the number of steps that it is cut to if the policy accepts partial work."""
         device, variant, number = who.spec.device, who.client.variant, self._progress.next_task
         plan = self._timing.plan(device, variant, work, number)
         deadline_s = self._policy.deadline_s
@@ -147,7 +147,7 @@ class Dispatcher:
         return self._timing.plan(device, variant, cut, number), cut, steps
 
     def _steps_in_time(self, who: Participant, work: Work, plan: Plan, size_bytes: int, deadline_s: float) -> int:
-        """The steps that fit the deadline by plan, at least one; the upload is as large as declared."""
+        """The steps, at least one, that fit the deadline by plan, assuming the upload is as large as declared."""
         now_s = self._progress.timeline.now_s
         up_bytes = size_bytes if work.bytes_up is None else work.bytes_up
         beside_s = plan.total_s - plan.steps_s + self._transfer_s(who, size_bytes, now_s, up=False)
@@ -160,7 +160,7 @@ class Dispatcher:
         return max(1, bisect_left(range(1, work.all_steps + 1), True, key=is_late))
 
     def _transfer_s(self, who: Participant, size_bytes: int, start_s: float, *, up: bool) -> float:
-        """How long a transfer takes that is alone, over the client's link as its trace will have it."""
+        """The duration of a transfer that is alone, over the client's link as its trace will have it."""
         link, server, rates = who.spec.link, self._layout.server_link, self._layout.rates
         if rates is None:
             return transfer_s(link, server, size_bytes, up=up)

@@ -1,4 +1,4 @@
-"""What a run does when its training diverges: it says so once, and goes on or ends as `training.on_divergence` says."""
+"""Reports training that diverges, once, and ends the run if `training.on_divergence` is stop."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Divergence:
         self._host_s = host_s
 
     def of_client(self, text: str, device_s: float) -> None:
-        """A client's result is not finite, so it is not merged."""
+        """Report that a client's result is not finite, so that it is not merged."""
         self._note("client-diverged", f"{text}; results like this are not merged", device_s)
 
     def of_model(self, text: str, device_s: float) -> None:
-        """The server's model, or the loss of one that is evaluated, is not finite."""
+        """Report that the server's model, or the loss of an evaluated model, is not finite."""
         self._note("model-diverged", text, device_s)
 
     def _note(self, kind: Literal["client-diverged", "model-diverged"], text: str, device_s: float) -> None:
-        # asked of the records, because a resumed run must not say it again
+        # the records know, because a resumed run must not report it again
         said = self._records.rows(f"SELECT count(*) FROM notices WHERE kind = '{kind}'")[0][0]
         sentence = f"training diverged: {text}"
         if not said:

@@ -1,4 +1,4 @@
-"""A method's server half inside the run: what its code raises ends the run with one sentence that says where.
+"""Guards the server half of a method: an error in its code ends the run with one sentence that says where it is.
 
 The records stay whole and the run can be resumed, once the method is fixed.
 """
@@ -37,7 +37,7 @@ TORCH = str(Path(torch.__file__).parent)
 
 
 class MethodFailed(FleetbedError):
-    """A method's own code raised, or gave back something that it must not."""
+    """A method's own code raised an error, or returned something invalid."""
 
     def __init__(self, sentence: str, trace: str = "") -> None:
         super().__init__(sentence)
@@ -51,7 +51,7 @@ def make_guarded(name: str, make: Callable[[], Algorithm]) -> Guarded:
 
 
 class Guarded(Algorithm):
-    """Stands in for the method on the server. What clients do runs in their own processes and is not guarded here."""
+    """Stands in for the method on the server. The client half runs in other processes and is not guarded here."""
 
     def __init__(self, name: str, method: Algorithm) -> None:
         self.name = name
@@ -132,7 +132,7 @@ class Guarded(Algorithm):
             return list(self.method.targets(state))
 
     def _bundle(self, found: Bundle, hook: str) -> Bundle:
-        """A bundle that can be sent and stored."""
+        """Return the bundle after checking that it can be sent and stored."""
         tensors: Mapping[Any, Any] = self._is(found, Bundle, hook).tensors
         for name, tensor in tensors.items():
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
@@ -155,11 +155,11 @@ class Guarded(Algorithm):
 def _named(method: str, hook: str) -> Iterator[None]:
     try:
         yield
-    except FleetbedError:  # says what is wrong by itself
+    except FleetbedError:  # its sentence says what is wrong
         raise
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
-        # torch raises deep inside itself; what the author of a method can change is who called it
+        # torch raises deep inside itself; the author of a method can change the line that called it
         place = next((each for each in reversed(frames) if not each.filename.startswith(TORCH)), frames[-1])
         said = f"{type(error).__name__}: {error}".removesuffix(": ").splitlines()[0]
         raise MethodFailed(

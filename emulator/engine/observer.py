@@ -1,23 +1,23 @@
-"""Whoever looks on while a run goes on. This one says nothing; the command line has one that draws."""
+"""Observers show the progress of a run. This one shows nothing; that of the command line draws it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the engine's own preparation speaks to whoever watches
+if TYPE_CHECKING:  # the preparation of the engine reports to observers too
     from fleetbed.emulator.engine.engine import Engine
     from fleetbed.emulator.engine.evaluation import Evaluations
 
 
 class Observer:
     def say(self, text: str) -> None:
-        """What is being done before the rounds begin, or what a person should know."""
+        """Show a sentence: what is being done before the rounds begin, or what a person should know."""
 
     def start(self, engine: Engine, evaluations: Evaluations) -> None:
-        """The loop begins."""
+        """Called when the loop begins."""
 
     def tick(self) -> None:
         """Called often, so it must be cheap when there is nothing new to show."""
 
     def stop(self) -> None:
-        """The loop has ended, however it ended."""
+        """Called when the loop has ended, however it ended."""

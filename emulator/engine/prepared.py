@@ -1,4 +1,4 @@
-"""What a run has decided before its loop begins."""
+"""The decisions of a run before its loop begins."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ class Prepared:
     participants: dict[int, Participant]
     timing: Timing
     method: Algorithm
-    calibration: Calibration | None  # what the time scale was decided by
+    calibration: Calibration | None  # the time scale was derived from it
     keep_heap: bool  # clients keep their heap between tasks

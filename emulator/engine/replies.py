@@ -16,7 +16,7 @@ from fleetbed.emulator.method.algorithm import Algorithm, Client, Expected
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.wire.messages import Trained, kept_name
 
-MOST_NAMED = 3  # of the tensors that are wrong
+MOST_NAMED = 3  # how many problems an outcome's detail names
 
 
 class Flaw(NamedTuple):
@@ -29,7 +29,7 @@ class Flaw(NamedTuple):
 def flaw_in(
     method: Algorithm, task: Task, client: Client, sent: Bundle, answer: Trained, message: Bundle
 ) -> Flaw | None:
-    """What is wrong with a reply, if anything is."""
+    """Return why a reply must not be merged; None if it may be."""
     assignment = assignment_of(task, client)
     expected = method.expects(assignment, sent)
     wrong = [*_wrong_work(task, answer)]
@@ -76,7 +76,7 @@ def _wrong_tensors(expected: Expected, message: Bundle) -> Iterator[str]:
 def _wrong_values(expected: Expected, message: Bundle) -> Iterator[str]:
     for name, kind in expected.values.items():
         value = message.values.get(name)
-        if type(value) is not kind:  # a bool is no number here
+        if type(value) is not kind:  # a bool does not count as a number
             yield f"the scalar {name} is {_short(value)} and should be of type {kind.__name__}"
         elif isinstance(value, float) and not math.isfinite(value):
             yield f"the scalar {name} is {value}"

@@ -66,7 +66,7 @@ class Roster:
 
     def check_enough(self) -> None:
         """End a run in which no merge can come about any more; otherwise the timeline might go on for ever."""
-        fit, needed = sum(client.fit for client in self._progress.clients.values()), self._progress.policy.fewest
+        fit, needed = sum(client.fit for client in self._progress.clients.values()), self._progress.policy.min_clients
         if fit < needed:
             raise FleetbedError(
                 f"clients that can still take part: {fit}, needed for a merge: {needed}; the others ran out of memory "

@@ -1,4 +1,4 @@
-"""A task: its work, its phases in device time and host time, what it cost, how it ended."""
+"""A task: its work, its phases on both clocks, its costs and its outcome."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleetbed.profiles.types import Device
 
 
 class Task(Struct, kw_only=True):
-    """Plain data: a checkpoint holds the tasks in flight, a row of the records those that have ended."""
+    """One task of a client, as plain data: checkpoints hold tasks in flight, the records those that have ended."""
 
     number: int
     client: int
@@ -43,7 +43,7 @@ class Task(Struct, kw_only=True):
     host_start_s: float | None = None
     host_end_s: float | None = None
     time_scale: float | None = None  # host seconds per device second; None: full speed
-    load: float = 1.0  # the part of a core that it takes
+    load: float = 1.0  # the part of a core that it needs
     expected_s: float = 0.0  # host seconds
     measured_s: float | None = None
     overrun: float | None = None
@@ -62,10 +62,10 @@ class Task(Struct, kw_only=True):
     steps: int | None = None
     samples: int | None = None
     loss: float | None = None
-    metrics: dict[str, float | None] = {}  # what its method reports beside the loss
+    metrics: dict[str, float | None] = {}  # reported by its method, without the loss
 
     def take(self, answer: Trained) -> None:
-        """Take over what the worker measured and reported."""
+        """Take over what the worker measured."""
         self.keep = answer.keep
         self.cpu_s, self.throttled_s = answer.cpu_s, answer.throttled_s
         self.peak_bytes, self.anon_bytes = answer.peak_bytes, answer.anon_bytes
@@ -83,13 +83,13 @@ class Task(Struct, kw_only=True):
 
     @property
     def compute_s(self) -> float:
-        """Device seconds that it has computed for."""
+        """Device seconds that it has spent computing."""
         end_s = self.ended_s if self.compute_end_s is None else self.compute_end_s
         return 0.0 if self.compute_start_s is None or end_s is None else end_s - self.compute_start_s
 
     @property
     def done_flops(self) -> float:
-        """FLOPs done so far; all of them if the task failed while it computed."""
+        """The part of its work that it has done; a task that failed while it computed counts in full."""
         if self.compute_start_s is None:
             return 0.0
         needed_s = max(self.plan_s, self.measured_s or 0.0)
@@ -107,7 +107,7 @@ class Task(Struct, kw_only=True):
         return "trains" if self.compute_start_s is not None else "downloads"
 
     def joules(self, device: Device) -> float | None:
-        """Modelled from the profile's watts: load while computing, idle while transferring; None without figures."""
+        """Energy by the profile's watts: load while computing, idle while transferring; None without figures."""
         load_w, idle_w = device.power.load_w, device.power.idle_w
         if load_w is None or idle_w is None or self.ended_s is None:
             return None

@@ -34,7 +34,7 @@ HeaviestTask = tuple[str, Device, str, Work]  # of a client: its kind and device
 
 @dataclass(frozen=True)
 class TrainingCosts:
-    """What decides the cost of work, beside the work itself."""
+    """Everything that decides the cost of work, apart from the work itself."""
 
     family: Family
     spec: InputSpec
@@ -45,34 +45,34 @@ class TrainingCosts:
 
 
 class Recording(Struct, frozen=True):
-    """What another run recorded, for its replay."""
+    """The recording of another run, for its replay."""
 
     variants: dict[int, str | None]
     compute_s: dict[int, float]  # device seconds of the compute phase by task
-    flops: dict[int, float]  # of the work declared: tells to how many steps a task was cut
+    flops: dict[int, float]  # of the declared work: shows how many steps a task was cut to
     failed: dict[int, tuple[FailureKind, str]]  # tasks whose process failed: the outcome and its detail
 
 
 class OnHost(Struct, frozen=True):
-    """How the host is to carry a task out."""
+    """How the host carries out a task."""
 
-    load: float  # the part of a core that it takes
-    expected_s: float  # host seconds, or what goes with them
+    load: float  # the part of a core that it needs
+    expected_s: float  # host seconds, or a figure proportional to them
     time_scale: float | None = None  # host seconds per device second; None: full speed
 
 
 class Timing(ABC):
     source: ClassVar[TimingSource]
-    #: a client that runs out of memory goes on with a smaller variant; else that ends the run
+    #: whether a client that runs out of memory continues with a smaller variant; otherwise it ends the run
     steps_down: ClassVar[bool] = True
-    #: whether the variants that were chosen are tried out under their caps before the run
+    #: whether the chosen variants are tried out under their memory caps before the run
     tries_out: ClassVar[bool] = False
 
     def __init__(self, training: TrainingCosts) -> None:
         self._training = training
 
     def modelled(self, device: Device, variant: str, work: Work) -> Plan:
-        """What device and work alone say, the same under every source."""
+        """The plan by device and work alone, the same under every source."""
         return plan_of(device, self._training.of(variant, work), work)
 
     @abstractmethod
@@ -84,34 +84,34 @@ class Timing(ABC):
         return self.modelled(device, variant, work).total_s
 
     def variants(self, chosen: Mapping[int, str | None]) -> dict[int, str | None]:
-        """The variants of all clients, where these were chosen for them."""
+        """The variants of all clients, given those that were chosen for them."""
         return dict(chosen)
 
     def steps(self, device: Device, variant: str, work: Work, task: int, fitting: Callable[[], int]) -> int:
-        """To how many steps a task is cut under a policy that takes partial work; `fitting` are in time by plan."""
+        """The steps that a task is cut to under a policy that accepts partial work; `fitting()` are in time by plan."""
         return fitting()
 
     def failure(self, task: int) -> tuple[FailureKind, str] | None:
-        """How this task is known to fail, whatever happens on the host."""
+        """The failure that this task is known to have, whatever happens on the host."""
         return None
 
-    # the host's side
+    # on the host
 
     def fit_scale(self, tasks: Iterable[HeaviestTask], before: float | None) -> str | None:  # noqa: B027
         """Decide how fast device time passes for these clients, or keep the scale of `before`.
 
-        Gives what a person should know of it.
+        Returns a sentence if a person should know something about it.
         """
 
     def on_host(self, plan: Plan, variant: str, work: Work) -> OnHost:
         return OnHost(load=1.0, expected_s=plan.flops / 1e9)
 
     def on_host_s(self, plan_s: float, full_speed_s: float) -> float:
-        """Host seconds of a task that has this plan, and takes so long on this host at full speed."""
+        """Host seconds of a task with this plan that takes `full_speed_s` on this host at full speed."""
         return full_speed_s
 
     def frozen(self) -> Timing:
-        """One that learns nothing, for a forecast."""
+        """A copy that learns nothing, for a forecast."""
         return self
 
     def share(self, device: Device, variant: str, work: Work) -> float:
@@ -119,19 +119,19 @@ class Timing(ABC):
         return 1.0
 
     def slowdown(self, device: Device, variant: str, work: Work) -> float | None:
-        """How many times longer the work takes on the device than here; None where that was not measured."""
+        """How many times longer the work takes on the device than on this host; None where that was not measured."""
         return None
 
     def ceiling_cores(self, share: float) -> float | None:
-        """The kernel's ceiling for a client of this share; None: it may take what it gets."""
+        """The kernel's ceiling for a client of this share; None: there is no ceiling."""
         return None
 
     def capacity(self, cores: int) -> float:
-        """How much load may be under way at once."""
+        """The load that may be under way at once."""
         return float(cores)
 
     def measured_s(self, task: Task, answer: Trained) -> float | None:
-        """Device seconds that a task really took; None where its plan is its duration."""
+        """Device seconds that a task really took; None if its plan is its duration."""
         return None
 
     def learn(self, task: Task, answer: Trained) -> None:  # noqa: B027 - most forms have nothing to learn
@@ -143,14 +143,14 @@ class Timing(ABC):
 
 class Modelled(Timing):
     source = "modelled"
-    steps_down = False  # it would depend on this host's memory, and the timeline must not
+    steps_down = False  # a step down would make the timeline depend on this host's memory
 
     def plan(self, device: Device, variant: str, work: Work, task: int) -> Plan:
         return self.modelled(device, variant, work)
 
 
 class Enforced(Timing):
-    """`host_s` gives the seconds of work on a core of this host that is hot and alone."""
+    """`host_s` returns the seconds that work takes on a core of this host that is hot and alone."""
 
     source = "enforced"
     tries_out = True
@@ -214,7 +214,7 @@ class Enforced(Timing):
     def learn(self, task: Task, answer: Trained) -> None:
         if task.time_scale and task.plan_s and answer.gpu_peak_bytes is None:
             planned_s = task.plan_s * task.time_scale
-            # as if the fastest device had done it, since the scale is made for that one
+            # as if the fastest device had done it, because the scale is made for that one
             own = task.load * self._rate.busy_to_alone
             fastest = pacing.share(self._smallest_slowdown, task.time_scale)
             load = answer.cpu_s / planned_s * fastest / own
@@ -245,14 +245,14 @@ class Replay(Timing):
         return Plan(paces=(Pace(steps, total_s / steps),), total_s=total_s, flops=flops)
 
     def budget_s(self, device: Device, variant: str, work: Work) -> float:
-        """None: what was measured may be longer than a budget allows, and the choice was made then."""
+        """Zero: the variants were chosen in the recorded run, and measured durations may exceed a budget."""
         return 0.0
 
     def variants(self, chosen: Mapping[int, str | None]) -> dict[int, str | None]:
         return {**chosen, **self._recording.variants}
 
     def steps(self, device: Device, variant: str, work: Work, task: int, fitting: Callable[[], int]) -> int:
-        """As many as then: durations say nothing of the steps that did not fit."""
+        """As many steps as in the recorded run, because durations do not show the steps that did not fit."""
 
         def flops_of(steps: int) -> float:
             return self._training.of(variant, work.cut(steps)).flops

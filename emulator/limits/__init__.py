@@ -1,4 +1,4 @@
-"""Limits of a client process: the best that this host can enforce, each labelled with what it is.
+"""Limits of a client process: the best that this host can enforce, each labelled with its back end.
 
 The zygote calls `best_limits(run)`, then `create(plan)` per client; the child calls `Group.join()` right
 after the fork. `clean_leftovers()` removes what killed runs left behind.
@@ -20,7 +20,7 @@ __all__ = ["Cap", "GpuPlan", "Group", "LimitPlan", "Limits", "Usage", "best_limi
 
 
 def best_limits(run: str, proc: Path = PROC, driver: Driver | None = None) -> Limits:
-    """Per controller: cgroup v2 where it can be written, else v1, else the fallback."""
+    """Choose the back end of each controller: cgroup v2 where it is writable, else v1, else the fallback."""
     name = folder_name(run, proc)
     trees: list[Tree] = []
     why_not = dict.fromkeys(CONTROLLERS, "this host mounts no cgroup with this controller")

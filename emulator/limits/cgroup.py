@@ -1,4 +1,4 @@
-"""Cgroup trees: where we stand in them, and how folders in them are made, filled and removed."""
+"""Cgroup trees: our own place in them, and how folders in them are made, filled and removed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Place(Struct, frozen=True):
 
 
 def places(proc: Path = PROC) -> list[Place]:
-    """Our own group in each mounted hierarchy, as far as it can be seen from here."""
+    """Find our own group in each mounted hierarchy, as far as it is visible."""
     groups = {}
     for line in (proc / "self/cgroup").read_text().splitlines():
         _, names, path = line.split(":", 2)
@@ -57,7 +57,7 @@ def places(proc: Path = PROC) -> list[Place]:
 
 
 def write(path: Path, value: str | int) -> None:
-    """Write a control file in one call and without creating it, as the kernel wants it."""
+    """Write a control file in one call and without creating it, as the kernel requires."""
     fd = os.open(path, os.O_WRONLY)
     try:
         os.write(fd, str(value).encode())
@@ -98,7 +98,7 @@ def drop(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Kill whoever is in the folder or below, and remove it. Bounded: a process may hang in the kernel."""
+    """Kill all processes in the folder and below, and remove it. Gives up in time: a process may hang in the kernel."""
     for _ in range(REMOVE_TRIES):
         below = [Path(path) for path, _, _ in os.walk(folder, topdown=False)]
         for group in below:
@@ -108,11 +108,11 @@ def remove(folder: Path) -> None:
             for group in below:
                 drop(group)
         except FileNotFoundError:
-            continue  # someone else removes it at the same time
+            continue  # another process removes it at the same time
         except PermissionError:
             raise
         except OSError:
-            time.sleep(REMOVE_PAUSE_S)  # the dying are still in it
+            time.sleep(REMOVE_PAUSE_S)  # dying processes are still in it
             continue
         return
     if folder.exists():
@@ -123,5 +123,5 @@ def remove(folder: Path) -> None:
 
 
 def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):  # it went by itself
+    with suppress(ProcessLookupError):  # it has ended by itself
         os.kill(pid, signal.SIGKILL)

@@ -34,7 +34,7 @@ class Card(Struct, frozen=True):
 
 
 class Driver(Protocol):
-    """All that is asked of CUDA, MPS and NVML: what tests stand in for."""
+    """The calls to CUDA, MPS and NVML, which tests replace."""
 
     def card(self, index: int) -> Card | None:
         """The whole card; None if torch cannot use it. CUDA is not touched in this process."""
@@ -43,7 +43,7 @@ class Driver(Protocol):
     def mps_running(self) -> bool: ...
 
     def limit_memory(self, index: int, fraction: float) -> Card:
-        """In the client: set torch's own limit, and say what the client sees of the card."""
+        """Set torch's own limit, in the client; returns the part of the card that it sees."""
         ...
 
     def memory_bytes(self, index: int, pid: int) -> int | None: ...
@@ -52,7 +52,7 @@ class Driver(Protocol):
 
 
 class Hardware:
-    """The real one."""
+    """The driver of this host."""
 
     def card(self, index: int) -> Card | None:
         return _probe(index) if _nvml() is not None else None
@@ -114,13 +114,13 @@ def card_names() -> str | None:
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         return ", ".join(nvml.nvmlDeviceGetName(handle) for handle in handles)
-    except nvml.NVMLError as error:  # a card that fell off the bus must not end a run that may not even use it
+    except nvml.NVMLError as error:  # a broken card must not end a run that may not even use it
         return f"unknown: {error}"
 
 
 @cache
 def _probe(index: int) -> Card | None:
-    """Asked in a process of its own: a process that has touched CUDA cannot fork clients that use it."""
+    """Ask in a separate process, because one that has touched CUDA cannot fork clients that use it."""
     command = interpreter.command(_PROBE.format(index=index))
     seen = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
     return None if seen is None else Card(*seen)
@@ -137,7 +137,7 @@ class GpuKnob:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What MPS reads when the client first touches CUDA."""
+        """Environment variables that MPS reads when the client first touches CUDA."""
         if self._plan is None or not self._mps:
             return {}
         limit_mib = self._plan.memory_bytes // 2**20
@@ -147,7 +147,7 @@ class GpuKnob:
         }
 
     def enter(self) -> None:
-        """In the client, before it touches CUDA."""
+        """Apply the limits; called in the client before it touches CUDA."""
         if self._plan is None or self._card is None:
             return
         os.environ.update(self.environment)
@@ -156,17 +156,17 @@ class GpuKnob:
 
     @property
     def device(self) -> str:
-        """Where the client trains, as torch calls it."""
+        """The name of the torch device that the client trains on."""
         return "cpu" if self._plan is None or self._card is None else f"cuda:{self._plan.index}"
 
     def memory_bytes(self) -> int | None:
-        """What the client holds on the card, by NVML."""
+        """The bytes that the client holds on the card, by NVML."""
         if self._plan is None or self._card is None:
             return None
         return self._driver.memory_bytes(self._plan.index, os.getpid())
 
     def power_w(self) -> float | None:
-        """What the whole card draws, by NVML."""
+        """The watts that the whole card draws, by NVML."""
         return None if self._plan is None or self._card is None else self._driver.power_w(self._plan.index)
 
     @property
@@ -190,7 +190,7 @@ class GpuKnob:
         if not self._mps:
             note = f"no MPS daemon, so a client has the whole card; start one with: {MPS_COMMAND}"
             return Cap("gpu-compute", "unavailable", "none", plan.share, got, "share", note)
-        # MPS rounds to whole multiprocessors; more than one off means that it did not take the percentage
+        # MPS rounds to whole multiprocessors; a larger difference means that it ignored the percentage
         if got is not None and abs(got - plan.share) > 1.5 / card.multiprocessors:
             note = "the client sees another share of the multiprocessors than was asked for"
             return Cap("gpu-compute", "unavailable", "MPS", plan.share, got, "share", note)

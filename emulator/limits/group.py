@@ -1,4 +1,4 @@
-"""The limits of a run and the group of a client: knobs of the best back end that each can have here."""
+"""The limits of a run and the group of a client, made of the best back end that each knob has on this host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACING = "pacing"
 
 
 class PacingOnly:
-    """No ceiling: what paces itself is held to its rate, what does not is not held."""
+    """The CPU knob without a ceiling: code that paces itself keeps its rate, other code is not limited."""
 
     def __init__(self, cores: float | None, why: str) -> None:
         note = f"no ceiling for code that does not pace itself; {why}"
@@ -31,7 +31,7 @@ class PacingOnly:
 
 @dataclass(frozen=True)
 class Tree:
-    """A run's folder in one cgroup hierarchy, with the controllers that can be had in it."""
+    """A run's folder in one cgroup hierarchy, with the controllers that are available there."""
 
     version: int
     controllers: frozenset[str]
@@ -57,18 +57,20 @@ class Group:
         self._leaves = leaves
 
     def join(self) -> None:
-        """In the client: every page that it adds from here on is charged to it."""
+        """Join the group, in the client: every page that it adds from now on is charged to it."""
         for leaf in self._leaves:
-            cgroup.write(leaf / "cgroup.procs", 0)  # 0 is the writer itself, whatever its pid is called out there
+            cgroup.write(
+                leaf / "cgroup.procs", 0
+            )  # 0 is the writer itself, whatever its pid is outside of its namespace
         self._memory.enter()
         self._gpu.enter()
 
     def caps(self) -> list[Cap]:
-        """What became of the plan. Ask in the client: RLIMIT_DATA and a card can be read back only there."""
+        """The caps as read back. Call it in the client: RLIMIT_DATA and a card can be read back only there."""
         return [cap for cap in (self._cpu.cap, self._memory.cap, *self._gpu.caps) if cap is not None]
 
     def usage(self) -> Usage:
-        """In the client itself."""
+        """The client's use of CPU, memory and card; called in the client."""
         spent = resource.getrusage(resource.RUSAGE_SELF)
         return Usage(
             cpu_s=spent.ru_utime + spent.ru_stime,
@@ -81,24 +83,24 @@ class Group:
 
     @property
     def device(self) -> str:
-        """Where the client trains: its part of a card, or the CPU."""
+        """The device that the client trains on: its part of a card, or the CPU."""
         return self._gpu.device
 
     def reset_peak(self) -> bool:
-        """In the client itself. False: this kernel cannot, so the peak is of the client's whole life."""
+        """Reset the peak of memory, in the client; returns False where the kernel cannot, so that it is never reset."""
         return self._memory.reset_peak()
 
     def oom_kills(self) -> int:
         return self._memory.oom_kills()
 
     def remove(self) -> None:
-        """Kill who is still in it and remove it; raises if that does not succeed in about two seconds."""
+        """Kill the processes in it and remove it; raises if that does not succeed in about two seconds."""
         for leaf in self._leaves:
             cgroup.remove(leaf)
 
 
 class Limits:
-    """Makes groups. What no writable tree has a controller for falls back, with the reason in its label."""
+    """Makes groups. A knob without a writable controller gets the fallback, with the reason in its label."""
 
     def __init__(self, trees: list[Tree], why_not: dict[str, str], driver: Driver) -> None:
         self._trees = trees
@@ -121,7 +123,7 @@ class Limits:
 
     @property
     def has_ceiling(self) -> bool:
-        """Whether the kernel holds a client that does not pace itself."""
+        """Whether the kernel limits a client that does not pace itself."""
         return self._tree("cpu") is not None
 
     def create(self, plan: LimitPlan) -> Group:
@@ -130,7 +132,7 @@ class Limits:
         return Group(self._memory(plan, leaves), self._cpu(plan, leaves), gpu, [*leaves.values()])
 
     def close(self) -> None:
-        """Remove everything: also the rest where one cannot be."""
+        """Remove all folders, even if one of them cannot be removed."""
         with ExitStack() as all_of_them:
             for tree in self._trees:
                 all_of_them.callback(tree.close)

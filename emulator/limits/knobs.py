@@ -1,4 +1,4 @@
-"""What every back end of a knob can do. The cap is written and read back when the knob is made."""
+"""The interface of the back ends of each knob. The cap is written and read back when a knob is made."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ class MemoryKnob(Protocol):
     def cap(self) -> Cap | None: ...
 
     def enter(self) -> None:
-        """In the client, once it is in its groups."""
+        """Called in the client once it has joined its groups."""
 
     def peak_bytes(self) -> int:
-        """In the client: the most that it has added to what it was forked with, since the last reset."""
+        """The most memory that the client has added to what it was forked with, since the last reset; in the client."""
         ...
 
     def anon_bytes(self) -> int:
-        """In the client: the private memory that it holds now."""
+        """The private memory that the client holds now; in the client."""
         ...
 
     def reset_peak(self) -> bool:
-        """In the client: start the peak anew; False where the kernel cannot."""
+        """Reset the peak, in the client; returns False where the kernel cannot."""
         ...
 
     def oom_kills(self) -> int:
-        """How often the kernel killed for this cap."""
+        """How many processes the kernel killed because of this cap."""
         ...
 
 
@@ -37,12 +37,12 @@ class CpuKnob(Protocol):
     def cap(self) -> Cap | None: ...
 
     def throttled_s(self) -> float:
-        """How long the ceiling has held the client back."""
+        """The seconds for which the ceiling has held the client back."""
         ...
 
 
 def memory_cap(backend: str, asked: int, got: float, note: str) -> Cap:
-    """What was read back holds if it is what was written, or stricter."""
+    """The memory cap after reading back: enforced if it is as strict as asked for, or stricter."""
     if got <= with_headroom(asked):
         return Cap("memory", "enforced", backend, asked, got, "bytes", note)
     note = "the kernel kept another value than was written"
@@ -54,7 +54,7 @@ def quota_name(backend: str) -> str:
 
 
 def cpu_cap(backend: str, asked: float, got: float | None, note: str = "") -> Cap:
-    """The ceiling as it was read back; None is none."""
+    """The CPU cap after reading back; `got` is None if there is no ceiling."""
     if got is None:
         note = "the kernel did not keep the quota"
         return Cap("cpu", "unavailable", backend, asked, None, "cores", note)

@@ -1,4 +1,4 @@
-"""What killed runs left behind in the cgroup trees."""
+"""Finds and removes what killed runs left behind in the cgroup trees."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def leftovers(proc: Path = PROC) -> list[Path]:
 
 
 def clean_leftovers(proc: Path = PROC) -> list[str]:
-    """Remove what killed runs left behind; those of other users stay."""
+    """Remove what killed runs left behind, except for those of other users."""
     cleaned = []
     for folder in leftovers(proc):
         try:

@@ -1,6 +1,6 @@
-"""Whose cgroups these are: a run's folder is named after its owner, to tell leftovers from live runs.
+"""Names of cgroups: a run's folder is named after its owner, to tell leftovers from live runs.
 
-A name is `fleetbed-<boot>-<pid>-<start time>.<run>`. Pid and start time name a process once and for all
+A name is `fleetbed-<boot>-<pid>-<start time>.<run>`. Pid and start time identify a process
 within one boot and one pid namespace, and <boot> is a hash of these two: a folder with another hash was made
 from inside another container, and is not ours to judge.
 """
@@ -38,7 +38,7 @@ def _boot(proc: Path) -> str:
 
 
 def _start_time(pid: int, proc: Path) -> int | None:
-    """In clock ticks since boot; None if there is no such process, or only its unreaped corpse."""
+    """The start of a process in clock ticks since boot; None if there is none, or only a zombie."""
     try:
         stat = (proc / str(pid) / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

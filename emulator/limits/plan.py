@@ -1,4 +1,4 @@
-"""What a client may use, and what the kernel said to it: plain data, decided without touching anything."""
+"""The limits of a client, and the caps that came of them: plain data, decided without touching the host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GpuPlan(Struct, frozen=True):
 
 
 class LimitPlan(Struct, frozen=True):
-    """The limits of one client. None leaves a knob open; it is still metered."""
+    """The limits of one client. None: no limit, but it is still metered."""
 
     name: str
     memory_bytes: int | None = None
@@ -32,7 +32,7 @@ class LimitPlan(Struct, frozen=True):
 
 
 class Cap(Struct, frozen=True):
-    """What became of one knob of a plan: asked, and read back after it was written."""
+    """One knob of a plan: the value asked for, and the value read back after it was written."""
 
     knob: str
     status: Status
@@ -44,7 +44,7 @@ class Cap(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """What a client has used since it joined (CPU) and since its peak was last reset (memory)."""
+    """The resources that a client has used since it joined (CPU) and since its peak was last reset (memory)."""
 
     cpu_s: float
     throttled_s: float
@@ -55,7 +55,7 @@ class Usage(Struct, frozen=True):
 
 
 def with_headroom(cap_bytes: int) -> int:
-    """The limit to write for a cap: whole pages, and room for what holds the memory but is not the client's.
+    """The limit to write for a cap: whole pages, and some headroom for memory that is not the client's own.
 
     Page tables, kernel stacks and the rounding of allocators take up to 0.3 % and 0.4 MiB; without it a
     client would die just below its cap.
@@ -74,15 +74,15 @@ class Quota(Struct, frozen=True):
 
 
 def weight_for(cores: float, of_core: int, smallest: int) -> int:
-    """The weight beside a ceiling: who is to have little waits for who is to have much, so nobody misses its plan."""
+    """The CPU weight that goes with a ceiling: small shares wait for large ones, so that no client is late."""
     return max(smallest, round(of_core * cores))
 
 
 def quota_for(cores: float) -> Quota:
     """The CFS quota of a ceiling in cores.
 
-    The kernel takes no quota under 1 ms, so a tiny share gets a longer period, and the tiniest ones the
-    smallest ceiling there is.
+    The kernel accepts no quota below 1 ms, so a tiny share gets a longer period, and the tiniest shares get the
+    smallest possible ceiling.
     """
     period = PERIOD_US
     if cores * period < SMALLEST_QUOTA_US:

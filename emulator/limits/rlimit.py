@@ -15,7 +15,7 @@ _RESET_PEAK = "5"
 
 
 class RlimitMemory:
-    """The limit is what the client was forked with plus its cap; beyond it allocation fails and raises.
+    """Limits memory to what the client was forked with plus its cap; beyond that, allocation raises.
 
     The peak is the growth of resident memory since the fork, less the growth of file pages (libraries that the client
     touched first) and what it shares with others. Inherited pages that the client wrote to are not seen by it.
@@ -29,7 +29,7 @@ class RlimitMemory:
 
     @property
     def cap(self) -> Cap | None:
-        """Read back in the client, for only there it can be."""
+        """The cap, which can be read back only in the client."""
         if self._limit is None:
             return None
         return Cap("memory", "enforced", BACKEND, self._limit, self._got, "bytes", f"{NOTE}; {self._why}")
@@ -56,7 +56,7 @@ class RlimitMemory:
         return True
 
     def oom_kills(self) -> int:
-        return 0  # nobody is killed: allocation raises in the client
+        return 0  # no process is killed: allocation raises in the client
 
 
 def read_status() -> dict[str, int]:

@@ -14,7 +14,7 @@ WEIGHT_OF_CORE, SMALLEST_WEIGHT = 1024, 2  # of the kernel's default for a group
 
 
 class MemoryV1:
-    """The kernel charges pages added and inherited pages written; pages inherited and only read are free."""
+    """A memory limit. The kernel charges added pages and inherited pages that are written, not those only read."""
 
     def __init__(self, folder: Path, limit_bytes: int | None) -> None:
         self._folder = folder
@@ -59,7 +59,7 @@ class CpuV1:
         self.cap = None if cores is None else self._limit(cores, mount)
 
     def _limit(self, asked: float, mount: Path) -> Cap:
-        # v1 refuses a group more than its parents have, so an outer quota that is lower becomes ours
+        # v1 does not let a group have more than its parents, so a lower outer quota becomes ours
         outer = min((c for g in upwards(self._folder.parent, mount) if (c := _cores(g)) is not None), default=None)
         allowed = asked if outer is None else min(asked, outer)
         quota = quota_for(allowed)

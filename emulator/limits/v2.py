@@ -43,7 +43,7 @@ class MemoryV2:
         pass
 
     def peak_bytes(self) -> int:
-        """Since the last reset (kernel 6.12) or since the client's birth (5.19); before, what is held now."""
+        """The peak since the last reset (kernel 6.12) or since the fork (5.19); before that, what is held now."""
         if self._peak is not None:
             return int(os.pread(self._peak, 32, 0))
         file = self._folder / "memory.peak"
@@ -53,7 +53,7 @@ class MemoryV2:
         return read_entry(self._folder / "memory.stat", "anon") or 0
 
     def reset_peak(self) -> bool:
-        """The kernel keeps one peak per open file, so the client opens its own and keeps it."""
+        """Reset the peak. The kernel has one per open file, so the client opens its own and keeps it open."""
         try:
             fd = self._peak if self._peak is not None else os.open(self._folder / "memory.peak", os.O_RDWR)
         except (FileNotFoundError, PermissionError):  # before 5.19, before 6.12
@@ -94,7 +94,7 @@ def _number(text: str) -> float:
 
 
 def _outer_bytes(folder: Path, mount: Path) -> float:
-    """What the groups around this one allow; the root group has no such file."""
+    """The memory that the enclosing groups allow; the root group has no such file."""
     files = [group / "memory.max" for group in upwards(folder.parent, mount)]
     return min((_number(file.read_text()) for file in files if file.exists()), default=inf)
 
@@ -105,7 +105,7 @@ def base_of(own: Path) -> Path:
 
 
 def enable(base: Path, controllers: frozenset[str]) -> None:
-    """Let the children of `base` have these controllers; raises OSError where that cannot be."""
+    """Enable these controllers for the children of `base`; raises OSError where that is not possible."""
     missing = controllers - set(read_words(base / "cgroup.subtree_control"))
     if not missing:
         return
@@ -120,7 +120,7 @@ def enable(base: Path, controllers: frozenset[str]) -> None:
 
 
 def _evacuate(base: Path) -> None:
-    """Move the processes of `base` into a leaf beside the limited groups, if they are all of our family.
+    """Move the processes of `base` into a leaf beside the limited groups, if all of them are related to us.
 
     The family is the oldest ancestor of ours that is in the group, and all its descendants: the shell that the
     scope was opened for, and what stands beside us in a pipeline.
@@ -134,7 +134,7 @@ def _evacuate(base: Path) -> None:
         raise OSError(errno.EBUSY, f"the group {base} holds other processes too ({strangers[:5]})")
     leaf = base / HOST_LEAF
     cgroup.make(leaf)
-    while moving := members(base):  # again, for who forked meanwhile
+    while moving := members(base):  # again, because some may have forked meanwhile
         for pid in moving:
             _move(pid, leaf)
 

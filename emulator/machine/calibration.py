@@ -1,8 +1,8 @@
-"""How fast this host is, measured once and kept in the user's cache per host and torch version.
+"""The speed of this host, measured once and stored in the user's cache per host and torch version.
 
-The host's rate is that of an FP32 matrix product on one core: alone, and with all cores busy. Beside it stand
-the reference times of training steps, which the engine measures as it needs them. What was measured while others
-used the host is good for this process at most: it is not kept, and says so.
+The host's rate is that of an FP32 matrix product on one core: alone, and with all cores busy. The reference
+times of training steps are added as runs need them. Values that were measured while other programs used the host
+serve this process only: they are not stored, and a warning says so.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from fleetbed.profiles.folders import cache_folder
 
 MEASURE_S = 3.0
 RETRIES = 2
-STEADY_SPREAD = 0.1  # repetitions that lie further apart were disturbed
-RATE = "rate"  # what is disturbed, beside reference times by their keys
+STEADY_SPREAD = 0.1  # repetitions with a larger spread were disturbed
+RATE = "rate"  # the key of a disturbed rate; disturbed reference times have their own keys
 ANSWER_S = 300.0  # how long a measuring process may be silent
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -42,7 +42,7 @@ class HostRate(Struct, frozen=True):
     cores: int
     alone_spread: float
     busy_spread: float
-    other_cores: float  # what others kept busy while this was measured
+    other_cores: float  # that other programs kept busy during the measurement
 
     @property
     def busy_to_alone(self) -> float:
@@ -50,7 +50,7 @@ class HostRate(Struct, frozen=True):
 
     @property
     def problem(self) -> str | None:
-        """What disturbed the measurement, so that the rates are too low; None: nothing."""
+        """What disturbed the measurement and made the rates too low; None: nothing."""
         return disturbance(max(self.alone_spread, self.busy_spread), self.other_cores)
 
 
@@ -58,8 +58,8 @@ class Calibration(Struct, frozen=True):
     fingerprint: str
     measured: str
     rate: HostRate
-    steps: dict[str, float] = {}  # seconds of one training step, hot and alone, by what the step is
-    disturbed: dict[str, str] = {}  # what of it was measured while others used the host, and how that showed
+    steps: dict[str, float] = {}  # seconds of one pass, hot and alone, by a key that describes the pass
+    disturbed: dict[str, str] = {}  # by key: what was measured while others used the host, and how that showed
 
     @property
     def id(self) -> str:
@@ -68,7 +68,7 @@ class Calibration(Struct, frozen=True):
 
     @property
     def warning(self) -> str | None:
-        """What to tell whoever uses it; None: it is sound."""
+        """A warning for the user of this calibration; None: it is sound."""
         if not self.disturbed:
             return None
         steps = len(self.disturbed.keys() - {RATE})
@@ -81,7 +81,7 @@ class Calibration(Struct, frozen=True):
 
 
 def disturbance(spread: float, other_cores: float) -> str | None:
-    """How it showed that others used the host during a measurement; None: they did not."""
+    """How a measurement shows that others used the host; None: it does not."""
     if other_cores > host.QUIET_CORES:
         return f"others kept {other_cores:.1f} cores busy"
     if spread > STEADY_SPREAD:
@@ -90,11 +90,11 @@ def disturbance(spread: float, other_cores: float) -> str | None:
 
 
 def host_fingerprint() -> str:
-    """What a calibration holds for."""
+    """Identifies the host and torch version that a calibration is valid for."""
     return f"{host.cpu_model()}, {host.cores()} cores, torch {version('torch')}"
 
 
-#: what was measured while others used the host, by file and fingerprint: for this process, and gone with it
+#: calibrations measured while others used the host, by file and fingerprint; only this process uses them
 _passing: dict[tuple[Path, str], Calibration] = {}
 
 
@@ -105,7 +105,7 @@ class Store:
         self.path = path or cache_folder() / "calibration.json"
 
     def load(self, fingerprint: str | None = None) -> Calibration | None:
-        """What is kept, else what this process has measured; never what others disturbed and a version before kept."""
+        """The stored calibration if it was undisturbed, otherwise the one that this process has measured, if any."""
         fingerprint = fingerprint or host_fingerprint()
         kept = self._read().get(fingerprint)
         if kept is not None and kept.rate.problem is None:
@@ -113,7 +113,7 @@ class Store:
         return _passing.get((self.path, fingerprint))
 
     def save(self, calibration: Calibration) -> None:
-        """Keep it; one that was disturbed, for this process alone."""
+        """Store a calibration; a disturbed one for this process only."""
         if calibration.disturbed:
             _passing[self.path, calibration.fingerprint] = calibration
             return
@@ -123,9 +123,9 @@ class Store:
     def add_steps(
         self, calibration: Calibration, steps: Mapping[str, float], disturbed: Mapping[str, str] | None = None
     ) -> Calibration:
-        """Keep more reference times; returns the calibration with all that are known, the disturbed ones too.
+        """Store more reference times; returns the calibration with all that are known, the disturbed ones too.
 
-        What is kept already stays, so that all runs see the same.
+        Times that are stored already stay, so that all runs see the same.
         """
         disturbed = disturbed or {}
         before = _passing.get((self.path, calibration.fingerprint), calibration)
@@ -178,7 +178,7 @@ class Store:
 def load_or_measure(store: Store | None = None, force: bool = False) -> Calibration:
     """The stored calibration of this host, or a new one without steps, which takes about ten seconds.
 
-    Where others use the host it is measured again; if they still do, the quietest of three serves this process alone.
+    If others use the host it is measured again; if they still do, the quietest of three serves this process only.
     """
     store = store or Store()
     if not force and (stored := store.load()) is not None:
@@ -210,12 +210,12 @@ def measure_rate(seconds: float = MEASURE_S) -> HostRate:
 
 
 def run_kernel(name: str, *, processes: int = 1, threads: int = 1, seconds: float = MEASURE_S) -> list[float]:
-    """Samples of a kernel, from so many fresh processes that start to measure together."""
+    """Samples of a kernel from so many new processes that start to measure at the same time."""
     command = interpreter.module_command("fleetbed.emulator.machine.matmul", name, threads, seconds)
     environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads))}
     pipe = subprocess.PIPE
     running = [
-        # in sessions of their own: Ctrl-C is for us, and we end them
+        # in separate sessions, so that Ctrl-C reaches us, and we end them
         subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
         for _ in range(processes)
     ]

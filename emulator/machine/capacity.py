@@ -1,4 +1,4 @@
-"""Whether a fleet's processes find room on this host. Asked before anything is started."""
+"""Checks, before anything is started, whether a fleet's processes fit on this host."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from fleetbed.emulator.machine import host, ulimits
 from fleetbed.profiles.errors import HostCannot
 from fleetbed.profiles.experiment import Processes
 
-if TYPE_CHECKING:  # torch, which the command imports later
+if TYPE_CHECKING:  # it imports torch, which the command does later
     from fleetbed.models.base import Family, InputSpec
 
-#: what a resident client has of its own while it is idle, once it has trained, and what the host needs for itself
+#: the memory of an idle resident client that has trained, and the memory that the host needs for itself
 IDLE_BYTES, RESERVE_BYTES = 12 << 20, 2 << 30
 
 
 def check_room(clients: int, processes: Processes) -> None:
-    """Refuse a fleet whose processes cannot all be there at once."""
+    """Refuse a fleet whose processes cannot all exist at once."""
     needed = RESERVE_BYTES + IDLE_BYTES * clients
     available = host.available_bytes()
     if processes == "resident" and needed > available:
@@ -29,7 +29,7 @@ def check_room(clients: int, processes: Processes) -> None:
 
 
 def can_start_zygote() -> bool:
-    """Whether the limits of the shell leave room for a fleet of any size."""
+    """Whether the limits of the shell allow the process that forks clients to start."""
     try:
         ulimits.check(0, "on-demand")
     except HostCannot:
@@ -38,7 +38,7 @@ def can_start_zygote() -> bool:
 
 
 def check_model(family: Family, spec: InputSpec) -> None:
-    """Refuse a family whose models do not find room in the server's memory, before one is made."""
+    """Refuse a family whose models do not fit into the server's memory, before any is made."""
     needed = len(family.variants) * _model_bytes(family, family.variants[-1], spec)
     available = host.available_bytes()
     if needed > available:

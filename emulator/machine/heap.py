@@ -1,7 +1,7 @@
 """The heap of this process: the C library's, in which torch keeps its tensors.
 
-It grows and shrinks at its top. What was freed below something that lives on is a hole: its pages can be given back,
-but what is allocated next is put there first.
+It grows and shrinks at its top. Memory freed below a block in use is a hole: its pages can be given back, but the next
+allocations are put there first.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ HOLE_BYTES = (64 << 10, 16 << 10, 4 << 10)
 
 
 def give_back() -> None:
-    """Give the memory of what was freed back to the kernel: an idle client then costs megabytes, not its model."""
+    """Give freed memory back to the kernel, so that an idle client costs a few megabytes instead of its model."""
     gc.collect()
     LIBC.malloc_trim(0)
 
 
 def keep() -> None:
-    """Have this process keep what it frees, for the next use: where models are averaged, the next round's average."""
+    """Let this process keep freed memory for its next use, such as the next round's average of models."""
     LIBC.mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
     keep_top()
 
 
 def keep_top() -> None:
-    """Have what is freed at the heap's top stay until `give_back`: else each training step would fault it in again.
+    """Keep memory freed at the heap's top until `give_back`, so that training steps do not fault it in each time.
 
-    From then on malloc no longer learns from what is freed which sizes to map instead, so let it train a step before.
+    After this call malloc no longer learns which sizes to map instead, so train a step before.
     """
     LIBC.mallopt(M_TRIM_THRESHOLD, NEVER_TRIM)
 
 
 def fill_holes() -> None:
-    """Take the holes out of use, without touching them: from now on the heap grows at its top.
+    """Allocate all holes without touching them, so that the heap grows at its top from now on.
 
-    For a process that forks: its forks would train in holes between what is alive, with a quarter more memory.
+    For a process that forks: its forks would otherwise train in the holes, with a quarter more memory.
     """
     give_back()
     end = LIBC.sbrk(0)

@@ -1,4 +1,4 @@
-"""This host: what it is, and how busy others keep it."""
+"""Facts about this host, and how busy other programs keep it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import resource
 import time
 from pathlib import Path
 
-QUIET_CORES = 0.1  # what others may use without spoiling a measurement
-_CPUINFO_KEYS = ("model name", "Model", "Hardware")  # x86, then what ARM boards say
+QUIET_CORES = 0.1  # that others may use without spoiling a measurement
+_CPUINFO_KEYS = ("model name", "Model", "Hardware")  # x86, then ARM boards
 
 
 def cpu_model() -> str:
@@ -31,7 +31,7 @@ def available_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """Of this process."""
+    """The resident memory of this process."""
     return int(_colon_lines(Path("/proc/self/status"))["VmRSS"].split()[0]) * 1024
 
 
@@ -45,7 +45,7 @@ def _colon_lines(path: Path) -> dict[str, str]:
 
 
 class LoadMeter:
-    """The cores that others keep busy while we measure. Our children are ours once they were waited for."""
+    """Measures the cores that others keep busy. Our own children are left out once they were waited for."""
 
     def __init__(self) -> None:
         self._start, self._busy, self._own = time.monotonic(), _busy_s(), _own_s()
@@ -57,7 +57,7 @@ class LoadMeter:
 
 
 def _busy_s() -> float:
-    """CPU seconds of the whole host since its boot, with what the hypervisor took away."""
+    """CPU seconds of the whole host since boot, including those that the hypervisor took away."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(
         int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     )

@@ -1,8 +1,8 @@
 """Commands that run one of our own modules in another process, by this interpreter.
 
 `python -m` and `python -c` put the current folder first on `sys.path`, so a `statistics.py` beside the user's YAML
-would be imported in place of Python's own. Python 3.11 has `-P` against that, 3.10 has not; so the first statement
-takes the folder off again. What the user set in PYTHONPATH stays.
+would be imported in place of Python's own. Python 3.11 has `-P` against that, but 3.10 does not, so the first
+statement removes the folder again. The user's PYTHONPATH stays.
 """
 
 from __future__ import annotations

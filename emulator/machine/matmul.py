@@ -1,6 +1,6 @@
-"""The kernels that hosts and boards are rated by, the same for both: `python -m fleetbed.emulator.machine.matmul`.
+"""The kernels by which hosts and boards are rated: `python -m fleetbed.emulator.machine.matmul`.
 
-Run as a process of its own, whose thread variables were set before it began. It warms up, says `ready`, waits
+Runs as a separate process, whose thread variables are set before it starts. It warms up, prints `ready`, waits
 for a line (so that several can start together), measures, and prints its samples as JSON.
 """
 

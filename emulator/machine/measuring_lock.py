@@ -1,6 +1,6 @@
-"""Who uses this host at the moment: runs share it, whoever measures it has it alone.
+"""A lock on this host: runs share it, a measurement has it exclusively.
 
-A lock in the user's cache, one for a process however often it asks. The kernel drops that of a killed one.
+It is a file lock in the user's cache, taken once per process. The kernel drops the lock of a killed process.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import TextIO
 
 from fleetbed.profiles.folders import cache_folder
 
-_held: list[TextIO] = []  # the open lock, once for each that is within it
+_held: list[TextIO] = []  # the open lock file, once for each context that is inside it
 
 
 @contextlib.contextmanager
 def in_use() -> Iterator[None]:
-    """Within this the host does the work of a run: nobody measures it."""
+    """Use the host for a run: no process measures it meanwhile."""
     lock: TextIO
     if not _held:
         try:
             cache_folder().mkdir(parents=True, exist_ok=True)
             lock = (cache_folder() / "host.lock").open("w")
-        except OSError:  # where no lock can be kept no measurement can either, which who measures will say
+        except OSError:  # then a measurement, which reports it, is not possible either
             yield
             return
         fcntl.flock(lock, fcntl.LOCK_SH)
@@ -40,7 +40,7 @@ def in_use() -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone(say: Callable[[str], None]) -> Iterator[None]:
-    """Within this no run is at work but that of this process; waits for the others, which it says."""
+    """Use the host exclusively: wait, saying so, until no other process has a run at work."""
     with in_use():
         if not _held:
             yield

@@ -1,6 +1,6 @@
-"""The limits that the shell sets (ulimit): raised as far as this user may, and too small ones refused early.
+"""The limits of the shell (ulimit): raised as far as this user may, and refused early if they are too low.
 
-A process that hits one later dies inside a library, or waits for a thread that never came to be.
+A process that hits one later dies inside a library, or waits for a thread that was never started.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ FILES, THREADS, FILE_BYTES, ADDRESS_BYTES = (
     resource.RLIMIT_AS,
 )
 OPTIONS = {FILES: "ulimit -n", THREADS: "ulimit -u", FILE_BYTES: "ulimit -f", ADDRESS_BYTES: "ulimit -v"}
-OWN_FILES, FILES_PER_WORKER = 128, 1  # the command's own; a connection
-OWN_THREADS, THREADS_PER_WORKER = 64, 3  # the command's and the zygote's own; a worker and ZeroMQ's two
-LIBRARY_BYTES = 1 << 30  # addresses that torch and what it loads take
+OWN_FILES, FILES_PER_WORKER = 128, 1  # of the command; a connection for each worker
+OWN_THREADS, THREADS_PER_WORKER = 64, 3  # of command and zygote; a worker and ZeroMQ's two
+LIBRARY_BYTES = 1 << 30  # addresses for torch and its libraries
 
 
 class Need(Struct, frozen=True):
@@ -34,7 +34,7 @@ class Need(Struct, frozen=True):
 
 
 def check(clients: int, processes: Processes) -> None:
-    """Raise the soft limits to what this fleet needs. HostCannot where a hard one is below that."""
+    """Raise the soft limits to what this fleet needs. Raises HostCannot where a hard limit is lower."""
     for need in needs(clients, processes):
         soft, hard = resource.getrlimit(need.limit)
         if _covers(soft, need.least):
@@ -50,12 +50,12 @@ def check(clients: int, processes: Processes) -> None:
 
 
 def needs(clients: int, processes: Processes) -> list[Need]:
-    """What a fleet needs of each limit."""
+    """The least value of each limit that a fleet needs."""
     if processes == "inline":
         return [Need(FILES, OWN_FILES, "a run"), Need(ADDRESS_BYTES, LIBRARY_BYTES, "torch")]
     at_once = 2 * host.cores() + (clients if processes == "resident" else 0)
     fleet = f"a fleet of {clients} {processes} clients"
-    shared_bytes = 2 * host.memory_bytes()  # addresses for whatever fits into memory; few of them are used
+    shared_bytes = 2 * host.memory_bytes()  # addresses for all of the memory, most of which are never used
     found = [
         Need(FILES, OWN_FILES + FILES_PER_WORKER * at_once, fleet),
         Need(FILE_BYTES, shared_bytes, "memory that is shared with clients"),
@@ -67,7 +67,7 @@ def needs(clients: int, processes: Processes) -> list[Need]:
 
 
 def holds_files_down() -> bool:
-    """Whether a file may not become as large as the disk allows."""
+    """Whether the shell limits the size of files."""
     return resource.getrlimit(FILE_BYTES)[0] != resource.RLIM_INFINITY
 
 
@@ -76,17 +76,17 @@ def _covers(limit: int, least: int) -> bool:
 
 
 def _in_units(limit: int, value: int) -> str:
-    """As the shell counts: blocks of 1024 bytes for sizes."""
+    """A limit in the shell's units: blocks of 1024 bytes for sizes."""
     return str(-(-value // 1024) if limit in (FILE_BYTES, ADDRESS_BYTES) else value)
 
 
 def _threads_of_user() -> int:
-    """How many threads this user has now, all of which count towards the limit."""
+    """The number of threads that this user has, all of which count towards the limit."""
     total = 0
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             try:
                 total += (process / "task").stat().st_nlink - 2 if process.stat().st_uid == os.getuid() else 0
-            except OSError:  # it has ended meanwhile
+            except OSError:  # it ended meanwhile
                 continue
     return total

@@ -1,4 +1,4 @@
-"""The zygote's process, exec'd before it is needed: it imports torch while the command does, on another core.
+"""Starts the zygote's process before it is needed, so that it imports torch while the command does, on another core.
 
 Nothing here imports torch, so that the command can start it first.
 """
@@ -17,9 +17,9 @@ from fleetbed.emulator.machine import interpreter
 from fleetbed.emulator.machine.calibration import THREAD_VARIABLES
 from fleetbed.profiles.errors import HostCannot
 
-#: one compute thread for every client; OpenBLAS starts its threads at import, so these must stand before exec
+#: one compute thread for every client; OpenBLAS starts its threads at import, so these must be set before exec
 ONE_THREAD = dict.fromkeys(THREAD_VARIABLES, "1")
-#: malloc is to keep nothing back of what is freed: a heap can end only where nothing lies above
+#: malloc must not cache freed memory: the heap can shrink only down to the last block in use
 TUNABLES = "glibc.malloc.tcache_count=0"
 #: imports leave no garbage, and looking for it takes a fifth of their time
 ZYGOTE = "import gc; gc.disable(); from fleetbed.emulator.processes.zygote import main; main()"
@@ -30,7 +30,7 @@ CLOSE_S = 60.0  # how long a zygote may take to clean up
 class ZygoteProcess:
     """An exec'd zygote, our end of its socket and the memory that its workers share.
 
-    Until it is told what to do it has nothing that outlives it.
+    Until it gets its first order it owns nothing that outlives it.
     """
 
     def __init__(self) -> None:
@@ -51,17 +51,17 @@ class ZygoteProcess:
 
     @property
     def session(self) -> int:
-        """The session of the zygote and of all that it forks."""
+        """The session of the zygote and of all processes that it forks."""
         return self._process.pid
 
     def is_stopped(self) -> bool:
-        """Whether a signal holds it up; it may be continued."""
+        """Whether it was stopped by a signal; it may be continued."""
         if self._process.returncode is not None:
             return False
         return os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
 
     def how_it_ended(self) -> str:
-        """In words, once it has closed its end of the socket."""
+        """Say in words how it ended; call this once it has closed its end of the socket."""
         try:
             status = self._process.wait(ENDING_S)
         except subprocess.TimeoutExpired:
@@ -69,7 +69,7 @@ class ZygoteProcess:
         return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
 
     def close(self) -> bool:
-        """Closing our end tells the zygote to clean up; wait until it has. False if it could not."""
+        """Close our end, which makes the zygote clean up, and wait for it; returns False if it could not."""
         self.control.close()
         end_s = time.monotonic() + CLOSE_S
         while self._process.poll() is None and time.monotonic() < end_s:
@@ -82,13 +82,13 @@ class ZygoteProcess:
         return self._process.wait() == 0
 
     def discard(self) -> None:
-        """End one that was told nothing, without waiting for its imports."""
+        """End a zygote that got no order, without waiting for its imports."""
         self._process.kill()
         self.close()
 
 
 def _tunables() -> str:
-    """Those of the user, and ours."""
+    """The tunables of the user, and ours."""
     return ":".join(filter(None, (os.environ.get("GLIBC_TUNABLES"), TUNABLES)))
 
 
@@ -97,7 +97,7 @@ _spare: list[ZygoteProcess] = []
 
 @contextlib.contextmanager
 def started_ahead() -> Iterator[None]:
-    """Within this, the first run finds its zygote on its way."""
+    """Start a zygote now; the first run inside this context uses it."""
     _spare.append(ZygoteProcess())
     try:
         yield
@@ -107,5 +107,5 @@ def started_ahead() -> Iterator[None]:
 
 
 def take() -> ZygoteProcess:
-    """The one that was started ahead, or a new one."""
+    """Return the zygote that was started ahead, or start one."""
     return _spare.pop() if _spare else ZygoteProcess()

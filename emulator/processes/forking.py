@@ -1,7 +1,7 @@
-"""Forking: what a process does before, so that its forks are warm and small, and how a fork ends.
+"""Forking: how a process prepares so that its forks are warm and small, and how a fork ends.
 
-A fork shares every page with its parent until one of them writes to it. So the parent does what all would do: it has
-torch compile its kernels, then gives its memory back and freezes its objects, which no collection touches from then on.
+A fork shares every page with its parent until one of them writes to it. So the parent does what each fork
+would have to do: it lets torch compile its kernels, gives memory back, and freezes its objects against collection.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ PR_SET_PDEATHSIG = 1
 
 
 def one_thread() -> None:
-    """Compute with one thread. To say so once more would make torch forget the kernels that it has compiled."""
+    """Compute with one thread. Setting it again would make torch forget the kernels that it has compiled."""
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
 
 
 def ready_to_fork() -> None:
-    """Call it when all is there that the forks will need."""
-    gc.freeze()  # first, or all that was imported is looked through for garbage, of which there is little: 0.1 s
+    """Freeze objects and close holes in the heap; call this when everything that the forks need is loaded."""
+    gc.freeze()  # first, because a collection would take 0.1 s and find little among the imports
     heap.fill_holes()
 
 
 def fork(work: Callable[[], None]) -> int:
-    """Do this in a fork, which ends with it, or with its parent; gives the fork's process id."""
+    """Do this in a fork, which ends when it is done or when its parent ends; returns the fork's process id."""
     parent = os.getpid()
     if pid := os.fork():
         return pid
@@ -48,7 +48,7 @@ def fork(work: Callable[[], None]) -> int:
 
 
 def run_in_fork(work: Callable[[], None]) -> None:
-    """Do this in a fork and wait for it. RuntimeError unless it ends well."""
+    """Do this in a fork and wait for it. Raises RuntimeError if it fails."""
     _, status = os.waitpid(fork(work), 0)
     if status:
         code = os.waitstatus_to_exitcode(status)
@@ -58,8 +58,8 @@ def run_in_fork(work: Callable[[], None]) -> None:
 def warm(work: Callable[[], None]) -> None:
     """Do this, a training step, on behalf of all forks.
 
-    Where torch could use a GPU it is done in a throw-away fork, which warms the pages that files have and no more:
-    after one backward pass torch's engine has a thread per GPU, and refuses to work in a fork.
+    Where torch could use a GPU it is done in a throw-away fork, which warms only the pages of files: after one
+    backward pass torch's engine has a thread per GPU, and refuses to work in a fork.
     """
     if not torch.backends.cuda.is_built():
         work()
@@ -68,21 +68,21 @@ def warm(work: Callable[[], None]) -> None:
 
 
 def keep_what_steps_free() -> None:
-    """Have the forks keep, until a task's end, what each of its steps frees and the next one needs again.
+    """Let the forks keep, until a task ends, the memory that each step frees and the next one needs again.
 
-    Call it when every model in use was warmed up here: malloc has learned by then which sizes to keep.
+    Call this after every model in use was warmed up, because malloc learns from that which sizes to keep.
     """
     if not torch.backends.cuda.is_built():
         heap.keep_top()
 
 
 def signal_when_parent_ends(signal_: signal.Signals) -> None:
-    """Have the kernel send this process a signal as soon as its parent ends."""
+    """Ask the kernel to send this process a signal as soon as its parent ends."""
     heap.LIBC.prctl(PR_SET_PDEATHSIG, signal_)
 
 
 def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """Get this signal when the parent ends, whose process id this is."""
+    """Ask for this signal when the parent, given by its process id, ends."""
     signal_when_parent_ends(by)
     if os.getppid() != parent:  # it had ended before the line above
         os._exit(1)

@@ -1,6 +1,6 @@
-"""Ending the processes of a zygote that was killed before it could do so itself.
+"""Ends the processes of a zygote that was killed before it could do so itself.
 
-Its workers die with it, except one that was stopped before it had asked the kernel for that. All are in its session.
+Its workers die with it, except one that was stopped before it could ask the kernel for that. All share its session.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ TRIES, PAUSE_S = 200, 0.01
 
 
 def end_session(session: int) -> None:
-    """Kill all processes of a session and wait for their ends. Bounded: a process may hang in the kernel."""
+    """Kill all processes of a session and wait for them, for a limited time: a process may hang in the kernel."""
     for _ in range(TRIES):
         alive = [pid for pid in psutil.pids() if _is_alive_in(session, pid)]
         if not alive:
             return
         for pid in alive:
-            with suppress(ProcessLookupError):  # it went by itself
+            with suppress(ProcessLookupError):  # it has ended by itself
                 os.kill(pid, signal.SIGKILL)
         time.sleep(PAUSE_S)
 

@@ -1,4 +1,4 @@
-"""What must not have changed when a run is resumed or replayed; what differs is named."""
+"""The identity of a run: what must be unchanged when it is resumed or replayed, and what differs."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ def versions() -> dict[str, str]:
 
 
 def profiles(layout: Layout) -> dict[str, str]:
-    """A digest of what the configuration only names: devices, links, traces, the data, who has which samples."""
+    """Digests of everything that the configuration only names: devices, links, traces, data and partition."""
     parts: dict[str, Any] = {"server": [layout.server, layout.server_link], "partition": layout.split.to_json()}
-    parts["data"] = layout.folder.name  # it tells the state of the files and the settings that made it
+    parts["data"] = (
+        layout.folder.name
+    )  # it stands for the content of the files and the settings that they were prepared with
     parts["traces"] = [layout.presence, layout.rates]
     parts |= {f"client {spec.name} {spec.kind}": [spec.device, spec.link] for spec in layout.specs}
     return {name: hashlib.blake2b(msgspec.json.encode(part), digest_size=6).hexdigest() for name, part in parts.items()}
 
 
 def run_digest(config: RunConfig) -> str:
-    """Tells the runs of all studies apart, save for the number of rounds, which may grow."""
+    """A digest that identifies a run among all studies, without its number of rounds, which may grow."""
     fixed = replace(config, experiment=replace(config.experiment, rounds=1))
     return hashlib.blake2b(msgspec.json.encode(fixed, order="deterministic"), digest_size=16).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Whether a run can continue, and from where: it must still be the same run, and its checkpoint must be its own."""
+"""Finds out whether a run can continue, and from where: run and checkpoint must still belong together."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def look_up(config: RunConfig, folder: Path, records: Records, search: Sequence[
 
 
 def _check_more_rounds(layout: Layout, before: RunConfig, folder: Path) -> None:
-    """Refuse to add rounds where the run would not become what it had been with so many from the beginning."""
+    """Refuse to add rounds where the result would differ from a run that had so many from the beginning."""
     if layout.config.experiment.timing.source == "replay":
         raise BadInput(f"{folder}: rounds cannot be added: timing.source is replay and the recording ends there")
     needs = layout.stand_in.needs

@@ -1,4 +1,4 @@
-"""A run's folder as `--resume` finds it. Nothing in it is trusted, and nothing that a person may want is removed."""
+"""Examines a run's folder for `--resume`. Nothing in it is trusted, and nothing that a person may want is removed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Standing = Literal["absent", "unstarted", "unfinished", "empty", "done"]
 
 
 def standing(folder: Path) -> Standing:
-    """How far this run came. Raises Damaged where its folder is not what a run leaves behind."""
+    """How far this run has got. Raises Damaged if its folder is not what a run leaves behind."""
     if not _exists(folder):
         return "absent"
     _check_folder(folder)
@@ -65,7 +65,7 @@ def standing(folder: Path) -> Standing:
 
 
 def rounds_of(folder: Path) -> int | None:
-    """For how many rounds this run was carried out or begun, as far as its records say so."""
+    """The number of rounds that this run was started with, if its records say so."""
     meta = _read_meta(folder) or {}
     try:
         return msgspec.convert(meta["config"]["experiment"]["rounds"], int)
@@ -74,7 +74,7 @@ def rounds_of(folder: Path) -> int | None:
 
 
 def error_of(folder: Path) -> str | None:
-    """Why this run has no result, as far as its records say so."""
+    """Why this run has no result, if its records say so."""
     error = (_read_meta(folder) or {}).get("error")
     return None if error is None else str(error)
 
@@ -101,12 +101,12 @@ def _anew(folder: Path) -> str:
 
 
 def _shortened(found: object) -> str:
-    """What SQLite says, which may be as long as the schema, as part of one line."""
+    """A message of SQLite, which may be as long as the schema, shortened to a part of one line."""
     return " ".join(str(found).split())[:100]
 
 
 def _exists(path: Path) -> bool:
-    """Whether anything is there, even a link that leads nowhere."""
+    """Whether anything is there, even a dangling link."""
     try:
         path.lstat()
     except FileNotFoundError:
@@ -122,7 +122,7 @@ def _check_folder(path: Path) -> None:
 
 
 def _read_meta(folder: Path) -> dict[str, Any] | None:
-    """What the records say of the run, after a look at whether they are whole; None if nothing was ever written."""
+    """The metadata in the run's records, after an integrity check; None if nothing was ever written."""
     path = folder / DATABASE
     if not _exists(path):
         return None

@@ -1,7 +1,7 @@
-"""When clients can take part: what makes them come and leave, as events of the timeline.
+"""Availability: when clients come and leave, as events of the timeline.
 
-Each model holds who is away and, per client, what its next change depends on; all of it is plain data, so a checkpoint
-holds it. A model is told what happens on the timeline and gives the events that follow from it.
+Each model holds which clients are away and what their next changes depend on; all of it is plain data, so a checkpoint
+holds it. Its methods are called for what happens on the timeline and return the events that follow.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ HOUR_S = 3600.0
 
 
 class Always(Struct, tag="always"):
-    """Everybody is always there. The other models differ from it in what they override."""
+    """All clients are always available. The other models override parts of it."""
 
     away: list[int] = []
 
     def begin(self, clients: Iterable[int]) -> list[Event]:
-        """The first change of every client; called once, at time 0."""
+        """Return the first change of every client; called once, at time 0."""
         del clients
         return []
 
     def changed(self, event: Event) -> list[Event]:
-        """A client came or left, by an event that was given before."""
-        raise AssertionError(f"{event} of somebody who is always there")
+        """Handle that a client came or left, by an event of this model; returns the events that follow."""
+        raise AssertionError(f"{event} of a client that is always available")
 
     def starts(self, client: int, task: int, now_s: float, seconds: float) -> list[Event]:
-        """A task begins to compute and is planned to take so long."""
+        """Handle that a task begins to compute and is planned to take so long; returns the events that follow."""
         del client, task, now_s, seconds
         return []
 
     def worked(self, client: int, now_s: float, seconds: float) -> None:
-        """A task has computed for so long, until now."""
+        """Note that a task has computed for so long, until now."""
 
     def _here(self, client: int) -> None:
         if client in self.away:
@@ -86,7 +86,7 @@ class OnOff(Always, tag="on-off", kw_only=True):
 
 
 class Traced(Always, tag="trace", kw_only=True):
-    """As a file says, over and over if it repeats."""
+    """Stays and absences from a trace file, repeated if asked for."""
 
     trace: traces.Presence
     repeat: bool
@@ -114,7 +114,9 @@ class Traced(Always, tag="trace", kw_only=True):
     def _next(self, client: int) -> list[Event]:
         """Its changes count up through the trace: even ones are arrivals, odd ones departures."""
         times = [moment for stay in self.trace.stays[client] for moment in stay]
-        through = self.repeat and times[0] == 0.0 and times[-1] == self.trace.end_s  # it stays on from lap to lap
+        through = (
+            self.repeat and times[0] == 0.0 and times[-1] == self.trace.end_s
+        )  # it is available across repetitions
         if through and len(times) == 2:
             return []
         lap, position = divmod(self.changes[client], len(times))
@@ -128,10 +130,10 @@ class Traced(Always, tag="trace", kw_only=True):
 
 
 class Charging(Always, tag="charging", kw_only=True):
-    """A battery per client: it charges for a part of each day, training drains it, and a low one keeps it away.
+    """A battery per client: it charges for a part of each day, training drains it, and a low one keeps the client away.
 
-    A client is plugged in for `plugged` of each day, from a time of day of its own on. It is there while it is
-    plugged in, or while its battery holds more than `low` of what it can. Nothing but training drains the battery.
+    A client is plugged in for `plugged` of each day, from its own time of day on. It is available while it is plugged
+    in, or while its battery holds more than `low` of its capacity. Nothing but training drains the battery.
     """
 
     seed: int
@@ -139,7 +141,7 @@ class Charging(Always, tag="charging", kw_only=True):
     load_w: dict[int, float]
     plugged: list[int] = []
     level_wh: dict[int, float] = {}
-    known_s: dict[int, float] = {}  # when the level was that
+    known_s: dict[int, float] = {}  # the time at which the level was known
 
     def begin(self, clients: Iterable[int]) -> list[Event]:
         return [self._first(client) for client in clients]
@@ -147,7 +149,7 @@ class Charging(Always, tag="charging", kw_only=True):
     def changed(self, event: Event) -> list[Event]:
         client, now_s = event.client, event.time_s
         if event.task >= 0:  # drained by this task, unless it was plugged in meanwhile
-            if client not in self.plugged:  # what it took is told by `worked`, as of every task
+            if client not in self.plugged:  # `worked` accounts for what the task used
                 self._gone(client)
             return []
         self._charge(client, now_s)
@@ -183,7 +185,7 @@ class Charging(Always, tag="charging", kw_only=True):
         rng = numpy_rng(self.seed, client, "battery")
         self.level_wh[client] = float(rng.uniform(self._low_wh, self.settings.battery_wh))
         self.known_s[client] = 0.0
-        # how far into its day of charging and doing without it is at time 0
+        # its position in its own day, of charging and not charging, at time 0
         into_s = float(rng.uniform(0.0, self.settings.day_s))
         if into_s < self._plugged_s:
             self.plugged.append(client)

@@ -36,7 +36,7 @@ class Event(Struct, frozen=True, order=True, array_like=True):
 
 
 class Timeline(Struct):
-    """A heap of events and the two directions of the server's link. Plain data: a checkpoint holds it whole."""
+    """A heap of events and the two directions of the server's link. It is plain data that checkpoints hold."""
 
     down: Pipe
     up: Pipe
@@ -53,14 +53,14 @@ class Timeline(Struct):
         self._pipe(kind).start(self.now_s, transfer)
 
     def limit(self, task: int, limit_bit_s: float) -> bool:
-        """The link of a task's client has another rate from now on. False: none of its transfers is under way."""
+        """Change the rate of a client's link from now on; returns False if no transfer of the task is under way."""
         pipes = [pipe for pipe in (self.down, self.up) if any(t.task == task for t in pipe.transfers)]
         for pipe in pipes:
             pipe.limit(self.now_s, task, limit_bit_s)
         return bool(pipes)
 
     def pop(self) -> Event | None:
-        """The next event in device time; None when nothing is left to come."""
+        """Return the next event in device time; None if there is none."""
         while True:
             head_s = self.events[0].time_s if self.events else math.inf
             for kind in (Kind.DOWNLOADED, Kind.UPLOADED):

@@ -1,7 +1,7 @@
-"""Transfers on the timeline: bytes over rates, the server's link shared by those who use it at once.
+"""Transfers on the timeline: bytes over rates, with the server's link shared among simultaneous transfers.
 
 A pipe is one direction of the server's link. The transfers in it share its capacity max-min fairly, each limited by
-its own client's link; latency, jitter and loss are drawn once per transfer. Nothing here is slept through.
+its own client's link; latency, jitter and loss are drawn once per transfer. Nothing here takes real time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Transfer(Struct):
     limit_bit_s: float  # the client's own link in this direction
     delay_s: float  # latency, jitter and stalls, spent after the last bit has left
     rate_bit_s: float = 0.0
-    total_bits: float = 0.0  # what it had to carry when it started
+    total_bits: float = 0.0  # its size when it started
 
     @property
     def passed(self) -> float:
-        """The part of it that has passed, from 0 to 1."""
+        """The part of the transfer that has passed, from 0 to 1."""
         return 1.0 - self.remaining_bits / self.total_bits if self.total_bits else 1.0
 
 
@@ -45,11 +45,11 @@ class Pipe(Struct):
         self._share()
 
     def next_s(self) -> float:
-        """When the next transfer has sent its last bit; infinity if there is none."""
+        """The time at which the next transfer will have sent its last bit; infinity if there is none."""
         return min((self._end_s(t) for t in self.transfers), default=math.inf)
 
     def finish(self) -> Transfer:
-        """Take out the transfer that ends next (ties by client and task, never by arrival)."""
+        """Remove and return the transfer that ends next (ties by client and task, never by arrival)."""
         done = min(self.transfers, key=lambda t: (self._end_s(t), t.client, t.task))
         self._advance(self._end_s(done))
         self.transfers.remove(done)
@@ -57,7 +57,7 @@ class Pipe(Struct):
         return done
 
     def limit(self, now_s: float, task: int, limit_bit_s: float) -> None:
-        """The rate of a client's own link has changed."""
+        """Change the rate of a client's own link."""
         self._advance(now_s)
         for transfer in self.transfers:
             if transfer.task == task:
@@ -74,7 +74,7 @@ class Pipe(Struct):
 
     def _end_s(self, transfer: Transfer) -> float:
         if transfer.rate_bit_s == 0.0:
-            return math.inf  # its link is down; a later change of the rate moves it again
+            return math.inf  # its link is down until its rate changes
         return self.clock_s + transfer.remaining_bits / transfer.rate_bit_s
 
     def _advance(self, now_s: float) -> None:
@@ -84,7 +84,7 @@ class Pipe(Struct):
         self.clock_s = now_s
 
     def _share(self) -> None:
-        """Max-min fairness: the slowest links are filled first, what they leave goes to the others."""
+        """The rates by max-min fairness: the slowest links are filled first, and the others share the rest."""
         left = self.capacity_bit_s
         ordered = sorted(self.transfers, key=lambda t: (t.limit_bit_s, t.client, t.task))
         for position, transfer in enumerate(ordered):
@@ -113,6 +113,6 @@ def transfer(link: Link, *, up: bool, size_bytes: int, server: Link, seed: int, 
 
 
 def transfer_s(link: Link, server: Link, size_bytes: int, *, up: bool) -> float:
-    """How long a transfer takes that is alone, without jitter and loss."""
+    """The duration of a transfer that is alone, without jitter and loss."""
     limit_mbit_s = min(link.up_mbit_s, server.down_mbit_s) if up else min(link.down_mbit_s, server.up_mbit_s)
     return 8.0 * size_bytes / (limit_mbit_s * 1e6) + (link.rtt_ms + server.rtt_ms) / 2e3

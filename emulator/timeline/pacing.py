@@ -1,4 +1,4 @@
-"""Holding a client to its device's rate: the arithmetic of slowdown, time scale and share, and the pacer.
+"""Pacing holds a client to its device's rate: the arithmetic of slowdown, time scale and share, and the pacer.
 
 A step takes `reference` seconds on a host core that is hot and alone. On the device it takes
 `reference x slowdown`, and the client is given `reference x slowdown x time_scale` host seconds for it. So it
@@ -15,9 +15,9 @@ from fleetbed.emulator.timeline.plan import Pace
 from fleetbed.profiles.errors import HostCannot
 from fleetbed.profiles.types import Device
 
-#: the part of a core that the fastest device fills by its reference times, where nothing is known of its tasks yet
+#: the part of a core that the fastest device fills by its reference times, before any of its tasks was measured
 LARGEST_LOAD = 0.6
-#: the part that a task may really fill: the rest is for what the host does beside
+#: the part of a core that a task may really fill; the rest is for the host's other work
 BUSY_LOAD = 0.9
 
 
@@ -40,12 +40,12 @@ class Pacer:
         self._planned_s = 0.0  # of the steps before the last one
 
     def step(self) -> None:
-        """After each optimiser step."""
+        """Sleep until the next step may begin; called after each optimiser step."""
         self._sleep_until(self._start + self._planned_s)
         self._planned_s += next(self._step_s, 0.0)
 
     def finish(self, total_s: float) -> float:
-        """After the whole task, planned to take `total_s`; gives the seconds that it took."""
+        """Sleep until the whole task, planned to take `total_s`, is due; returns the seconds that it took."""
         self._sleep_until(self._start + total_s)
         return self._clock() - self._start
 
@@ -70,7 +70,7 @@ def share(slowdown: float, time_scale: float) -> float:
 
 
 def ceiling_cores(share: float) -> float:
-    """The quota above the pacing: far enough not to be touched by a client that paces."""
+    """The quota for a paced client: so high that a client that paces itself never reaches it."""
     return 2 * share
 
 

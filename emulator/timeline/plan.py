@@ -1,4 +1,4 @@
-"""How long work takes on a device: the work of each class of operations over the device's rate for it."""
+"""The duration of work on a device: the work of each class of operations over the device's rate for it."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def plan_of(device: Device, cost: Cost, work: Work) -> Plan:
 
 
 def server_seconds(device: Device, work: Work) -> float:
-    """The server's own work on its own device."""
+    """The device seconds of the server's own work."""
     return compute_seconds(device, Operations(matmul_flop=work.server_flops))
 
 
 def _throttled(plan: Plan, device: Device) -> Plan:
-    """A device that gets hot goes on at a lower rate. It is cool again when its next task begins."""
+    """The plan on a device that gets hot and then continues at a lower rate. It is cool again at its next task."""
     throttle = device.throttle
     if throttle is None or plan.total_s <= throttle.after_s:
         return plan

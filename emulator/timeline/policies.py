@@ -1,4 +1,4 @@
-"""Who takes part and when a result counts. A policy decides; the engine carries its decisions out.
+"""Policies decide which clients take part and when results are merged; the engine carries their decisions out.
 
 `Rounds` serves sync, deadline and over-select: a round is opened, closed and merged. `Stream` serves async and
 buffered: clients are kept busy, results are merged as they come. State is plain data, so a checkpoint holds it.
@@ -17,11 +17,11 @@ from fleetbed.profiles.experiment import Experiment, Participation, Policy
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """What is to be done now. `merge` closes with these tasks, in order; an empty one closes with nothing."""
+    """What the engine is to do now. `merge` lists tasks to merge, in order; an empty one closes a round without any."""
 
     invite: tuple[int, ...] = ()
     merge: tuple[int, ...] | None = None
-    abandon: tuple[int, ...] = ()  # clients whose tasks nobody waits for any more
+    abandon: tuple[int, ...] = ()  # clients whose tasks are given up
     timer_s: float | None = None  # from now
 
 
@@ -29,7 +29,7 @@ NOTHING = Decision()
 
 
 class Rounds(Struct, tag="rounds"):
-    """Rounds with a fixed set of members: all are waited for, or the first `take`, or those before the deadline."""
+    """Rounds with a fixed set of members: they wait for all, for the first `take`, or until the deadline."""
 
     policy: Policy
     seed: int
@@ -37,50 +37,50 @@ class Rounds(Struct, tag="rounds"):
     stages: int
     round: int = 0
     stage: int = 0
-    opened: int = 0  # how often; tells the timer of this round and stage from an older one
+    opened: int = 0  # how many rounds and stages were opened, which tells their timers apart
     is_open: bool = False
     waiting: list[int] = []
-    late: list[int] = []  # left over from a round before; their results still count if asked
-    came: list[int] = []  # clients whose result has arrived
+    late: list[int] = []  # clients of an earlier round whose results still count, if the experiment says so
+    arrived_clients: list[int] = []  # clients whose result has arrived
     arrived: list[int] = []  # their tasks, in timeline order
-    blind: bool = False  # it cannot tell who is away, so it may invite them
+    invites_absent: bool = False  # it cannot tell which clients are away, so it may invite them
     tiers: list[list[int]] = []  # clients by speed; a round draws from one of them
     draws: int = 0
-    starved: bool = False  # a round is due, but nobody is there
+    waiting_for_clients: bool = False  # a round is due, but no client is available
     last_round: int | None = None  # in which `last_size` clients are invited instead of `size`
     last_size: int = 0
 
     @property
-    def fewest(self) -> int:
-        """Of how many clients at least the results make a merge."""
+    def min_clients(self) -> int:
+        """The least number of clients whose results make a merge."""
         return 1
 
     def open(self, idle: Sequence[int], away: Sequence[int] = ()) -> Decision:
-        """The next stage for those who came through the last one, or the next round as soon as somebody is there."""
-        members = [client for client in self.came if client in idle] if self.stage else []
+        """Open the next stage for clients that completed the last one, or the next round once a client is available."""
+        members = [client for client in self.arrived_clients if client in idle] if self.stage else []
         if not members:
-            if not self.starved:
+            if not self.waiting_for_clients:
                 self.round, self.stage = self.round + 1, 0
-            # with nobody there but late results to come, nobody is invited: they close the round
+            # if no client is available but late results are due, no client is invited: they close the round
             members = self._draw(idle, away) if idle or not self.late else []
-            while idle and not any(client in idle for client in members):  # only the away: nothing would happen
+            while idle and not any(client in idle for client in members):  # all are away: nothing would happen
                 members = self._draw(idle, away)
-        # late results may still come: they close a round without members
-        self.starved = not idle and not self.late
-        if self.starved:
+        # late results may still arrive: they close a round without members
+        self.waiting_for_clients = not idle and not self.late
+        if self.waiting_for_clients:
             return NOTHING
         self.opened += 1
         self.is_open = True
-        self.waiting, self.came = list(members), []
+        self.waiting, self.arrived_clients = list(members), []
         timer_s = self.policy.deadline_s if self.policy.kind == "deadline" else None
         return Decision(invite=tuple(members), timer_s=timer_s)
 
     def on_client_available(self, idle: Sequence[int], away: Sequence[int]) -> Decision:
-        return self.open(idle, away) if self.starved else NOTHING
+        return self.open(idle, away) if self.waiting_for_clients else NOTHING
 
     def _draw(self, idle: Sequence[int], away: Sequence[int]) -> list[int]:
         self.draws += 1
-        candidates = [*idle, *away] if self.blind else list(idle)
+        candidates = [*idle, *away] if self.invites_absent else list(idle)
         tiers = [tier for tier in self.tiers if any(client in candidates for client in tier)]
         if tiers:
             tier = tiers[int(numpy_rng(self.seed, "tier", self.draws).integers(len(tiers)))]
@@ -88,12 +88,12 @@ class Rounds(Struct, tag="rounds"):
         return choose(candidates, self._invited(), self.seed, self.draws)
 
     def ended(self, task: int, client: int, *, ok: bool, idle: Sequence[int], diverged: bool = False) -> Decision:
-        del idle, diverged  # a round that nobody came through ends all the same
+        del idle, diverged  # a round that no client completed ends all the same
         for table in (self.waiting, self.late):
             if client in table:
                 table.remove(client)
         if ok:
-            self.came.append(client)
+            self.arrived_clients.append(client)
             self.arrived.append(task)
         take = self.policy.take if self.policy.kind == "over-select" else None
         enough = not self.waiting or (take is not None and len(self.arrived) >= take)
@@ -126,7 +126,7 @@ class Rounds(Struct, tag="rounds"):
 
 
 class Stream(Struct, tag="stream"):
-    """Clients are kept busy; every `buffer` results are merged. A round is as many results as a round would have."""
+    """Keeps clients busy and merges every `buffer` results. A round has as many results as a synchronous one."""
 
     policy: Policy
     seed: int
@@ -134,7 +134,7 @@ class Stream(Struct, tag="stream"):
     buffer: int
     concurrency: int
     round: int = 0
-    stage: int = 0  # always: methods of several stages need rounds
+    stage: int = 0  # always 0: methods of several stages need rounds
     opened: int = 0
     counted: int = 0
     draws: int = 0
@@ -142,12 +142,12 @@ class Stream(Struct, tag="stream"):
     arrived: list[int] = []
 
     @property
-    def fewest(self) -> int:
-        """Of how many clients at least the results make a merge: who waits for one is not invited again."""
+    def min_clients(self) -> int:
+        """The least number of clients whose results make a merge: one that waits for a merge is not invited again."""
         return self.buffer
 
     def open(self, idle: Sequence[int], away: Sequence[int] = ()) -> Decision:
-        del away  # clients ask for work themselves, so those who are away are never invited
+        del away  # clients ask for work themselves, so absent ones are never invited
         self.round = self.counted // self.size + 1
         return Decision(invite=self._fill(idle))
 
@@ -156,7 +156,7 @@ class Stream(Struct, tag="stream"):
         return Decision(invite=self._fill(idle))
 
     def ended(self, task: int, client: int, *, ok: bool, idle: Sequence[int], diverged: bool = False) -> Decision:
-        """One that diverged is not merged but counts as done, or a run of which all diverge would never end."""
+        """Handle the end of a task. One that diverged is not merged but counts, or the run might never end."""
         self.busy.remove(client)
         if ok:
             self.arrived.append(task)
@@ -173,7 +173,7 @@ class Stream(Struct, tag="stream"):
         return NOTHING
 
     def merged(self, results: int) -> None:
-        """Only now they count: a queue before the server must not end the run that it belongs to."""
+        """Count results once they are merged: a queue before the server must not end the run."""
         self.counted += results
 
     def weight(self, staleness: int) -> float:
@@ -196,7 +196,7 @@ AnyPolicy = Rounds | Stream
 
 
 def choose(idle: Sequence[int], count: int, seed: int, draw: int) -> list[int]:
-    """`count` of those who are free, uniformly; the same for the same draw whatever happened before."""
+    """Draw `count` of the free clients uniformly; the result depends only on the key of the draw."""
     if count <= 0 or not idle:
         return []
     rng = numpy_rng(seed, "select", draw)
@@ -206,7 +206,7 @@ def choose(idle: Sequence[int], count: int, seed: int, draw: int) -> list[int]:
 def make_policy(
     experiment: Experiment, policy: Policy, seed: int, planned_s: Mapping[int, float], stages: int
 ) -> AnyPolicy:
-    """The policy for these clients, each with how long its work takes."""
+    """Make the policy for these clients, given how long the work of each takes."""
     clients, participation = len(planned_s), experiment.participation
     size = _part(clients, participation.ratio)
     check_policy(participation, policy, clients)
@@ -214,7 +214,7 @@ def make_policy(
         buffer = 1 if policy.kind == "async" else (policy.buffer or 1)
         concurrency = min(clients, policy.concurrency or size)
         return Stream(policy, seed, size, buffer, concurrency)
-    made = Rounds(policy, seed, size, stages, blind=participation.selection == "uniform")
+    made = Rounds(policy, seed, size, stages, invites_absent=participation.selection == "uniform")
     if participation.selection == "tier":
         made.tiers = tiers_of(planned_s, participation.tiers)
     if participation.last_ratio is not None:
@@ -227,7 +227,7 @@ def _part(clients: int, ratio: float) -> int:
 
 
 def tiers_of(planned_s: Mapping[int, float], count: int) -> list[list[int]]:
-    """Clients from the fastest to the slowest in groups of equal size, as far as their number allows."""
+    """Clients from the fastest to the slowest in groups that are as equal in size as possible."""
     ordered = sorted(planned_s, key=lambda client: (planned_s[client], client))
     count = min(count, len(ordered))
     cuts = [len(ordered) * part // count for part in range(count + 1)]
@@ -235,7 +235,7 @@ def tiers_of(planned_s: Mapping[int, float], count: int) -> list[list[int]]:
 
 
 def check_policy(participation: Participation, policy: Policy, clients: int) -> None:
-    """Refuse what cannot work with so many clients."""
+    """Refuse a policy that cannot work with so many clients."""
     if participation.selection == "tier" and policy.kind in ("async", "buffered"):
         raise BadInput(
             f"participation.selection: tier draws a round from one tier, but {policy.kind} has no rounds; "

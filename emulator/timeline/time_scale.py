@@ -1,8 +1,8 @@
-"""How many host seconds a device second takes in paced runs.
+"""The time scale of paced runs: host seconds per device second.
 
 By default it is fixed before the run, so that the fastest device fills 0.6 of a core: tasks are then on time whatever
-else happens on the host. `fast` begins there and goes by what tasks really take; that keeps the cores busier, and some
-tasks late.
+else happens on the host. `fast` begins there and adapts to what tasks really take, which keeps the cores busier and
+makes some tasks late.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from collections.abc import Mapping
 from fleetbed.emulator.timeline.pacing import BUSY_LOAD, LARGEST_LOAD, check_scale, smallest_scale
 from fleetbed.profiles.experiment import TimeScaleChoice
 
-#: so many tasks are looked back on, and before so many have ended nothing is changed
+#: how many of the last tasks count, and how many must have ended before the scale changes
 LOOKED_AT, ENOUGH = 40, 10
-#: how many times slower than it began a run may become: a method that does more than it declares is late at any pace
+#: by how much a run may become slower: a method that does more than it declares is late at any pace
 SLOWEST = 2.0
 
 
 class TimeScale:
-    """One that is decided once: `auto`, or a number that was asked for."""
+    """A time scale that is decided once: `auto`, or a number that was asked for."""
 
     def __init__(self, asked: TimeScaleChoice) -> None:
         self._asked = asked
         self.now = 1.0
 
     def fit(self, slowdowns: Mapping[str, float], busy_to_alone: float) -> None:
-        """Decide by how many times slower than this host each kind of device is."""
+        """Decide on the scale, given how many times slower than this host each kind of device is."""
         if isinstance(self._asked, str):
             self.now = smallest_scale(slowdowns.values(), busy_to_alone)
         else:
@@ -38,15 +38,15 @@ class TimeScale:
         self.now = now
 
     def largest(self, share: float) -> float:
-        """What a share of a core may become while the run goes on."""
+        """The largest value that a share of a core may reach during the run."""
         return share
 
     def note(self, scale: float, *, load: float, overrun: float) -> None:
-        """How a task went at this scale: the part of a core that it filled, and measured over planned time."""
+        """Note how a task went at this scale: the part of a core that it filled, and measured over planned time."""
 
 
 class FastTimeScale(TimeScale):
-    """As few host seconds as the tasks so far would have needed to be on time, all but two of the last forty."""
+    """The smallest scale at which all but two of the last forty tasks would have been on time."""
 
     def __init__(self, asked: TimeScaleChoice) -> None:
         super().__init__(asked)

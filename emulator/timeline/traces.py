@@ -1,4 +1,4 @@
-"""Traces from files: when clients are there, and how fast their links are. Bad files are refused by line.
+"""Traces from files: when clients are available, and how fast their links are. Errors name the line.
 
 Times are device seconds. A trace repeats from its start when it has ended, unless `availability.repeat` is false;
 then it must be as long as the run may be (`device_time_limit_s`).
@@ -17,22 +17,22 @@ from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Experiment
 from fleetbed.profiles.files import is_folder, list_folder, read_regular, show_path, user_path
 
-#: a change that is this near has happened: else rounding could put it off for ever
+#: a change that is this near counts as reached, otherwise rounding could put it off for ever
 ROUNDING_S = 1e-6
-#: what follows one another quicker, lasts longer or carries less than this would never come to an end
+#: traces that change faster, last longer or carry less than this would make a run endless
 SHORTEST_S, MOST_S, LEAST_BIT_S, MOST_MBIT_S = 1e-3, 1e10, 1.0, 1e7
 MAX_BYTES = 64 << 20
 
 
 class Presence(Struct, frozen=True):
-    """When each client is there: (from, to) in order, none touching the next."""
+    """The stays of each client: (from, to) in order, none touching the next."""
 
     stays: tuple[tuple[tuple[float, float], ...], ...]
     end_s: float
 
 
 class Bandwidth(Struct, frozen=True):
-    """A rate that holds from each time to the next; the last line only says where the trace ends."""
+    """Rates that hold from each time to the next; the last line only marks the end of the trace."""
 
     times_s: tuple[float, ...]  # from 0 on
     rates_bit_s: tuple[float, ...]
@@ -45,7 +45,7 @@ class Bandwidth(Struct, frozen=True):
         return sum(rate * (end - start) for rate, start, end in parts) / self.end_s
 
     def at(self, time_s: float) -> tuple[float, float]:
-        """The rate at this moment, and how long it holds. It repeats."""
+        """The rate at this moment, and how long it holds. The trace repeats."""
         inside = time_s % self.end_s
         if inside + ROUNDING_S >= self.end_s:
             inside = 0.0
@@ -54,7 +54,7 @@ class Bandwidth(Struct, frozen=True):
         return self.rates_bit_s[position], until - inside
 
     def seconds(self, start_s: float, bits: float, most_bit_s: float) -> float:
-        """How long so many bits take from then on, at `most_bit_s` where the trace allows more."""
+        """The seconds that so many bits take from this time on, at most at `most_bit_s`."""
         now_s = start_s
         while True:
             rate, lasts_s = self.at(now_s)
@@ -66,7 +66,7 @@ class Bandwidth(Struct, frozen=True):
 
 
 class LinkRates(Struct, frozen=True):
-    """The bandwidth of every client: the traces in turn, each client from a place of its own on."""
+    """The bandwidth of every client: clients get the traces in turn, and each starts at its own position."""
 
     traces: tuple[Bandwidth, ...]
     offsets_s: tuple[float, ...]
@@ -82,7 +82,7 @@ class LinkRates(Struct, frozen=True):
         return self._trace(client).mean_bit_s
 
     def spacing_s(self, client: int) -> float:
-        """How long a rate of this client's link holds, on average."""
+        """The average time for which a rate of this client's link holds."""
         trace = self._trace(client)
         return trace.end_s / len(trace.times_s)
 

@@ -1,9 +1,9 @@
 """The wire: a msgpack header and raw tensor buffers as frames; nothing is ever unpickled.
 
 A message is `[control, manifest, tensor, tensor, ...]`. The control frame is the emulator's own (task number, pacing)
-and would not exist on a real device; manifest and tensors are what the method sends, so they are what is counted.
-Small tensors travel inside the manifest, for a frame costs more than copying them; large ones are frames of their own,
-in order, and are never copied (between broker and worker they may lie in shared memory instead). Everything is checked
+and would not exist on a real device; manifest and tensors are what the method sends, so they are what is counted. Small
+tensors travel inside the manifest, because a frame costs more than copying them; large ones are frames of their own, in
+order, and are never copied (between broker and worker they may lie in shared memory instead). Everything is checked
 against its type, its declared size and the limits below before it is used.
 """
 
@@ -28,13 +28,13 @@ MAX_TENSORS = 20_000
 MAX_MESSAGE_BYTES = 4 << 30
 MAX_HEADER_BYTES = 16 << 20
 #: ZeroMQ's own heartbeats: answered by its input/output thread, so a held GIL does not stop them but SIGSTOP does. Only
-#: the broker asks: its workers die with it anyway, and everybody's asking was most of what an idle fleet cost.
+#: the broker sends them: workers die with it anyway, and sending them too was most of the cost of an idle fleet.
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 8_000, 10_000
-#: a tensor below this travels in the manifest, as long as those before it have not filled it
+#: a tensor below this travels in the manifest, until the manifest is full
 SMALL_BYTES, MAX_INLINE_BYTES = 1 << 14, 1 << 20
 #: below this a received frame is copied: ZeroMQ packs small frames into one buffer, where they lie unaligned
 COPY_BELOW_BYTES = 1 << 16
-#: below this what is sent is copied: ZeroMQ would have to say when it no longer needs the memory, which costs more
+#: below this a sent frame is copied: tracking when ZeroMQ no longer needs its memory would cost more
 LEND_FROM_BYTES = 1 << 19
 
 SEND_MORE = int(zmq.SNDMORE)
@@ -52,12 +52,12 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 DTYPE_NAMES = {torch.from_numpy(np.empty(0, dtype)).dtype: name for name, dtype in DTYPES.items()}
 
-Buffer = Any  # bytes, a memoryview of bytes or a zmq.Frame: what zmq takes and gives, with its size as `len`
+Buffer = Any  # bytes, a memoryview of bytes or a zmq.Frame, all of which have their size as `len`
 Transform = Callable[[Bundle], Bundle]  # the hook for compression or quantisation between tensors and frames
 
 
 class WireError(Exception):
-    """A message that is not what it must be; it costs its sender the connection, never the run."""
+    """An invalid message; it costs its sender the connection, never the run."""
 
 
 class TensorSpec(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -78,23 +78,23 @@ C = TypeVar("C")
 
 
 def tune(socket: zmq.Socket[bytes]) -> None:
-    """What broker and workers set alike on their sockets."""
+    """Set the options that the sockets of broker and workers have in common."""
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
 
 
 def new_address() -> str:
-    """Where a broker can be reached: a name that lies in no folder, so none can be too long, full or cleaned up."""
+    """An address for a broker: a name outside of the file system, where no path is too long, full or cleaned up."""
     return f"ipc://@fleetbed-{secrets.token_hex(16)}"
 
 
 def listen(socket: zmq.Socket[bytes], address: str) -> None:
-    """Let processes of this user connect, and nobody else: such a name has no permissions."""
+    """Listen for processes of this user and no others; such a name has no permissions of its own."""
     socket.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
     socket.bind(address)
 
 
 def send(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> None:
-    """Send a message; large frames are not copied, so they must not be changed any more.
+    """Send a message; large frames are not copied, so they must not be changed afterwards.
 
     `send_multipart` takes three times as long.
     """
@@ -105,7 +105,7 @@ def send(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> None:
 
 
 def receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
-    """The frames of the next message, or the rest of them; blocks."""
+    """Receive the frames of the next message, or the rest of them; blocks."""
     frames = [socket.recv(copy=False)]
     while frames[-1].more:
         frames.append(socket.recv(copy=False))
@@ -159,7 +159,7 @@ def unpack(frames: Sequence[Buffer]) -> Bundle:
 
 
 def _writable(frame: Buffer) -> Buffer:
-    """The memory of a frame; a copy of it where tensors could not be made of it as it is."""
+    """The memory of a frame, or a copy of it if the frame is small or read-only."""
     view = frame.buffer if isinstance(frame, zmq.Frame) else memoryview(frame)
     return bytearray(view) if view.nbytes < COPY_BELOW_BYTES or view.readonly else view
 
@@ -174,7 +174,7 @@ def _tensor(spec: TensorSpec, data: Buffer) -> Tensor:
         raise WireError(f"tensor {spec.name!r} declares {declared} bytes and has {found}")
     try:
         return torch.from_numpy(np.ndarray(spec.shape, dtype, data))
-    except ValueError as error:  # nothing in it, but dimensions that no array can have
+    except ValueError as error:  # it is empty, but has dimensions that no array can have
         raise WireError(f"tensor {spec.name!r} has the impossible shape {spec.shape}") from error
 
 
@@ -196,5 +196,5 @@ def _checked(decode: Callable[[Any], C], frame: Buffer) -> C:
 
 
 def size_of(frames: Sequence[Buffer]) -> int:
-    """The bytes that travel: manifest and tensors (give it the frames without the control frame)."""
+    """The bytes that travel: manifest and tensors (pass the frames without the control frame)."""
     return sum(map(len, frames))

@@ -1,7 +1,7 @@
 """Memory that the broker shares with its workers, for messages that are too large for a socket.
 
-It is one sparse file in memory, inherited by every worker and divided into slots. An order takes a slot: the broker
-writes its tensors there, the worker copies them into memory of its own, so that it is charged for what it receives, and
+It is one sparse file in memory, inherited by every worker and divided into slots. An order gets a slot: the broker
+writes its tensors there, the worker copies them into its own memory, so that it is charged for what it receives, and
 later writes its answer over them. The file has no name, so nothing of it outlives the run.
 """
 
@@ -24,16 +24,16 @@ ALIGNMENT = 64  # of tensors in memory
 
 
 class SharedMemory:
-    """The broker's side: it hands out slots, and takes back those whose worker has answered or ended."""
+    """The broker's side: hands out slots, and gets those back whose worker has answered or ended."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._free: list[int] = []
-        self._allocated: list[int] = []  # bytes by slot that the kernel has handed out
+        self._allocated: list[int] = []  # by slot: bytes that the kernel has allocated
         self._largest_answer = 0
 
     def take(self, frames: Sequence[Buffer]) -> Slot | None:
-        """A slot that holds the frames behind the manifest; None if the message is to go through the socket."""
+        """Put the frames after the manifest into a slot; returns None if the message is to go through the socket."""
         sizes = [len(frame) for frame in frames[1:]]
         room = max(sum(sizes), self._largest_answer)
         if room < SHARE_FROM_BYTES:
@@ -44,7 +44,7 @@ class SharedMemory:
         number = heapq.heappop(self._free)
         offset = number * SLOT_BYTES
         if room > self._allocated[number]:
-            # here, because pages are charged to the process that touches them first
+            # allocated here, because pages are charged to the process that touches them first
             os.posix_fallocate(self._fd, offset, room)
             self._allocated[number] = room
         write(self._fd, offset, frames[1:])
@@ -64,12 +64,12 @@ class SharedMemory:
 
 
 def received(fd: int, slot: Slot | None, frames: Sequence[Buffer]) -> list[Buffer]:
-    """For a worker: the frames of an order, wherever they were put."""
+    """For a worker: return the frames of an order, from its slot or from the socket."""
     return list(frames) if slot is None else [*frames, *read(fd, slot.offset, slot.sizes)]
 
 
 def hand_in(fd: int, slot: Slot | None, frames: Sequence[Buffer]) -> tuple[list[int], Sequence[Buffer]]:
-    """For a worker: write an answer to its slot; gives the sizes there and the frames that are still to be sent."""
+    """For a worker: write an answer to its slot; returns the sizes there and the frames that are still to be sent."""
     sizes = [len(frame) for frame in frames[1:]]
     if slot is None or not SHARE_FROM_BYTES <= sum(sizes) <= slot.room:
         return [], frames
@@ -78,7 +78,7 @@ def hand_in(fd: int, slot: Slot | None, frames: Sequence[Buffer]) -> tuple[list[
 
 
 def write(fd: int, offset: int, frames: Sequence[Buffer]) -> None:
-    """Write frames one after the other, from this offset on."""
+    """Write frames one after the other, starting at this offset."""
     for frame in frames:
         view = memoryview(frame)
         while view:

@@ -19,7 +19,7 @@ from torch import Tensor
 from fleetbed.emulator.method.bundle import Bundle, unsupported
 from fleetbed.profiles.errors import FleetbedError
 
-#: as safetensors calls them
+#: the names of the types in safetensors
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -32,17 +32,17 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 HEADER_MULTIPLE = 8
-#: the most that is read of a file that is no bundle: a study or the partition of a large fleet stays far below
+#: the largest file, other than a bundle, that is read: a study or the partition of a large fleet is far smaller
 MOST_BYTES = 1 << 30
 _PART = re.compile(r"\.(.+)\.\d+\.part")
 
 
 class Damaged(FleetbedError):
-    """A file that is not what was written."""
+    """A file that differs from what was written."""
 
 
 def check_run_file(path: Path) -> None:
-    """Refuse what is no ordinary file: a pipe would block whoever opens it, a link leads out of the folder."""
+    """Refuse anything but a regular file: opening a pipe would block, a link leads out of the folder."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError as error:
@@ -54,7 +54,7 @@ def check_run_file(path: Path) -> None:
 
 
 def read_run_file(path: Path) -> bytes:
-    """The content of a file that may have been replaced by anything."""
+    """Read a file that may have been replaced by anything."""
     check_run_file(path)
     try:
         if (size := path.stat().st_size) > MOST_BYTES:
@@ -65,13 +65,13 @@ def read_run_file(path: Path) -> bytes:
 
 
 def part_of(path: Path) -> str | None:
-    """The name of the file that this was to become, if it was left half written; see `write_atomically`."""
+    """The name of the file that a half-written one was to become, else None; see `write_atomically`."""
     match = _PART.fullmatch(path.name)
     return None if match is None else match[1]
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Write beside the place and move it there, so that a reader finds the old file or the new one, never a part."""
+    """Write to a file beside it and rename that, so that a reader finds the old content or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -130,7 +130,7 @@ def _memory(tensor: Tensor) -> memoryview:
 
 
 def _crc32(values: str, tensors: Mapping[str, Tensor], buffers: Mapping[str, memoryview]) -> str:
-    """A CRC over all that a bundle is: its values, and the name, type, shape and bytes of every tensor."""
+    """A CRC over a whole bundle: its values, and the name, type, shape and bytes of every tensor."""
     total = zlib.crc32(values.encode())
     for name in sorted(tensors):
         about = json.dumps([name, str(tensors[name].dtype), list(tensors[name].shape)])

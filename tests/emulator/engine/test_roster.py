@@ -74,7 +74,7 @@ class RosterBed:
             clients=clients,
             tasks=self.tasks,
             availability=SimpleNamespace(away=self.away),
-            policy=SimpleNamespace(fewest=needed),
+            policy=SimpleNamespace(min_clients=needed),
         )
         self.roster = Roster(cast(Prepared, prepared), cast(Progress, progress), folder)
 
