@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -43,7 +44,7 @@ from fleetbed.emulator.method.local_training import (
     train,
 )
 from fleetbed.emulator.method.schedule import batch_of, steps_of
-from fleetbed.models.base import Index, Net, Section, Tensors, gather, scatter_add
+from fleetbed.models.base import Family, Index, InputSpec, Net, Section, Tensors, gather, scatter_add
 from fleetbed.models.work import Work
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.types import Positive
@@ -337,6 +338,12 @@ class Averaging(Algorithm):
 def weights_of(message: Bundle) -> Tensors:
     """The weights in a message, without what goes with them."""
     return {name: tensor for name, tensor in message.tensors.items() if "/" not in name}
+
+
+@lru_cache(maxsize=256)
+def trained_shapes(family: Family, variant: str, spec: InputSpec) -> dict[str, torch.Size]:
+    """The shapes of the tensors that training changes by gradients, by name: parameters, no buffers."""
+    return {name: p.shape for name, p in family.outline(variant, spec).named_parameters() if p.requires_grad}
 
 
 class _Part(NamedTuple):

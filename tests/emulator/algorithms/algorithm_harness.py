@@ -26,6 +26,7 @@ from fleetbed.emulator.randomness import numpy_rng
 from fleetbed.emulator.wire import codec
 from fleetbed.emulator.wire.messages import Trained
 from fleetbed.models.base import Family, Index, InputSpec, Net
+from fleetbed.models.families import lookup
 from fleetbed.models.work import Work
 from fleetbed.profiles.experiment import AlgorithmChoice, Optimizer, Training
 
@@ -113,6 +114,43 @@ class ToyStrangers(Family):
         return ToyNet(16, 6, 4 if variant == "thin" else 9, 1, spec.classes, 0.0)
 
 
+class PointNet(Net):
+    """Its answer to anything is its one weight."""
+
+    extractor_parts = frozenset({"stem"})
+    classifier_parts = frozenset({"weight"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def extract(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+    def intermediate(self, s: Tensor) -> Tensor:
+        return s
+
+    def classify(self, f: Tensor) -> Tensor:
+        return self.weight.expand(len(f), 1)
+
+    def stages(self, x: Tensor) -> dict[str, Tensor]:
+        return {}
+
+
+class ToyPoint(Family):
+    """A single weight that begins as 0, for examples worked out by hand."""
+
+    name = "toy-point"
+    shared = True
+    variants = ("point",)
+
+    def make(self, variant: str, spec: InputSpec) -> Net:
+        return PointNet()
+
+
 class MadeUpData:
     """Classes that can be told apart: a pattern for each, and noise."""
 
@@ -187,6 +225,7 @@ class Bed:
         task: int = 0,
         stage: str = "train",
         round_: int = 1,
+        most_steps: int | None = None,
     ) -> LocalJob:
         return LocalJob(
             context=self.context,
@@ -195,7 +234,44 @@ class Bed:
             kept=kept,
             dataset=self.data,  # type: ignore[arg-type]
             indices=self.parts[client.number],
+            most_steps=most_steps,
         )
+
+
+FAMILIES = ("depth", "width", "resnet")
+
+
+def bed_on(kind: str, optimizer: Optimizer = SGD, samples: int | Sequence[int] = 24) -> Bed:
+    """Three clients with unequal models of a family that is cut by depth, by width, or is a small resnet-stage."""
+    training = Training(batch=8, optimizer=optimizer)
+    if kind == "resnet":
+        nets = lookup.family("resnet-stage", {"base_width": 4})
+        variants, spec = ["resnet10", "resnet14", "resnet18"], InputSpec((1, 16, 16), 3)
+        return Bed(nets, variants, samples, spec, training)
+    nets, variants = (
+        (ToyDepth(None), ["one", "two", "three"]) if kind == "depth" else (ToyWidth(None), ["half", "full", "full"])
+    )
+    return Bed(nets, variants, samples, training=training)
+
+
+def without_class(bed: Bed, client: int, label: int) -> Bed:
+    """The same, but this client has no sample of the class."""
+    rows = bed.parts[client]
+    bed.data.y[rows] = torch.where(bed.data.y[rows] == label, (label + 1) % bed.spec.classes, bed.data.y[rows])
+    return bed
+
+
+def wire_sizes(bed: Bed, variant: str) -> tuple[int, int, int]:
+    """The trainable values, the values of float buffers and the integer counters of a variant."""
+    net = bed.family.build(variant, bed.spec)
+    buffers = [b for b in net.buffers() if b.is_floating_point()]
+    counters = [b for b in net.buffers() if not b.is_floating_point()]
+    return sum(p.numel() for p in net.parameters()), sum(b.numel() for b in buffers), len(counters)
+
+
+def weights(bundle: Bundle) -> dict[str, Tensor]:
+    """The weights of a message or a state, without what goes with them."""
+    return {name: t for name, t in bundle.tensors.items() if "/" not in name}
 
 
 @dataclass

@@ -324,7 +324,7 @@ def test_private_may_keep_its_optimiser(optimizer: str) -> None:
     assert not torch.allclose(fresh["fc.weight"], net.state_dict()["fc.weight"])
 
 
-@pytest.mark.parametrize("name", ["heteroavg", "heteroprox", "fedin"])
+@pytest.mark.parametrize("name", ["heteroavg", "heteroprox", "fedin", "scaffold", "fednova", "moon"])
 def test_weights_of_strangers_are_not_averaged(name: str) -> None:
     bed = Bed(ToyStrangers(None), ["thin", "thick"])
     with pytest.raises(BadInput, match=r"toy-strangers, whose variants share no tensors.*thin, thick.*fedavg"):
@@ -344,7 +344,7 @@ def test_all_variants_start_as_parts_of_one_model() -> None:
 
 def test_every_method_can_be_merged_again_from_a_copy_of_its_state() -> None:
     """What a checkpoint keeps is enough: a method holds nothing in itself."""
-    for name in ("heteroavg", "fedavg", "fedin", "fedhe", "private"):
+    for name in ("heteroavg", "fedavg", "fedin", "scaffold", "fednova", "moon", "fedhe", "private"):
         bed = Bed(ToyDepth(None), ["one", "three"])
         so_far = run(bed, bed.method(name), 2)
         fresh = load_algorithm(name).Method(load_algorithm(name).Params(), bed.context)

@@ -214,6 +214,38 @@ def test_it_adds_no_byte_and_leaves_the_client_alone(base: str) -> None:
     assert bed.method("inco", base=base).heaviest(first, client) == bed.method(base).heaviest(first, client)
 
 
+@pytest.mark.parametrize("base", ["scaffold", "fednova", "moon"])
+def test_over_other_bases_messages_work_and_policies_are_theirs_to_the_bit(base: str) -> None:
+    bed = resnet_bed("resnet10", "resnet26")
+    methods = bed.method(base), bed.method("inco", base=base)
+    plain, inco = (run(bed, method) for method in methods)
+    for a, b in zip(plain.sent[0], inco.sent[0], strict=True):
+        assert same(a, b)
+    for a, b in zip(plain.replies[0], inco.replies[0], strict=True):
+        assert same(a.message, b.message)
+        assert (a.keep is None and b.keep is None) or same(a.keep, b.keep)
+    assert methods[0].needs == methods[1].needs
+    for client in bed.context.clients:
+        task = Assignment(client=client)
+        for a, b in ((methods[0].setup(), methods[1].setup()), (plain.state, inco.state)):
+            assert methods[0].work(a, task) == methods[1].work(b, task)
+        assert methods[0].heaviest(plain.state, client) == methods[1].heaviest(inco.state, client)
+    moved = [name for name, t in plain.state.tensors.items() if not torch.equal(t, inco.state.tensors[name])]
+    assert moved
+    assert set(moved) <= set(CROSS)  # of the weights only these, and of what is beside them nothing
+    assert plain.state.values == inco.state.values
+
+
+def test_variates_are_the_bases_even_after_the_weights_were_crossed() -> None:
+    """c moves by what clients say alone: the state's own weights do not enter."""
+    bed = resnet_bed("resnet26", "resnet26")
+    inco = run(bed, bed.method("inco", base="scaffold"), 2)
+    before = inco.merged[0].state.under("variate/")
+    for name, c in inco.state.under("variate/").items():
+        dc = [reply.message.tensors[f"variate/{name}"] for reply in inco.replies[1]]
+        torch.testing.assert_close(c, before[name] + sum(dc) / 2)
+
+
 @pytest.mark.parametrize("base", ["heteroavg", "fedavg"])
 def test_where_there_is_nothing_to_cross_it_is_refused(base: str) -> None:
     with pytest.raises(BadInput, match=r"the variants in use \(resnet10\) have one block .* would change nothing"):

@@ -20,11 +20,14 @@ METHODS = (
     "fedhenn",
     "fedhenn_homo",
     "fedin",
+    "fednova",
     "fedprox",
     "heteroavg",
     "heteroprox",
     "inco",
+    "moon",
     "private",
+    "scaffold",
 )
 
 

@@ -34,6 +34,12 @@ CASES = [
     ("fedin", {"batch": 4}, "resnet-stage", ["resnet10", "resnet18"], {"base_width": 8}),
     ("fedin", {"batch": 4}, "vit-layer", ["vit8", "vit9"], VIT),
     ("fedin", {"version": "v1", "batch": 2}, "fedin-v1", ["E", "A"], {}),
+    ("scaffold", {}, "resnet-width", ["resnet26-eighth", "resnet26-half"], {"base_width": 8}),
+    ("scaffold", {}, "vit-layer", ["vit8", "vit9"], VIT),
+    ("fednova", {}, "resnet-width", ["resnet26-eighth", "resnet26-half"], {"base_width": 8}),
+    ("fednova", {}, "vit-layer", ["vit8", "vit9"], VIT),
+    ("moon", {}, "resnet-width", ["resnet26-eighth", "resnet26-half"], {"base_width": 8}),
+    ("moon", {}, "vit-layer", ["vit8", "vit9"], VIT),
     ("inco", {}, "resnet-width", ["resnet26-eighth", "resnet26-half"], {"base_width": 8}),
     ("inco", {"base": "heteroprox"}, "vit-layer", ["vit8", "vit12"], VIT),
     ("fedhe", {"batch": 4, "steps": 1}, "fedhe-cnn", ["model8", "model0"], {}),
@@ -63,7 +69,7 @@ def test_inco_crosses_the_norms_of_a_vit() -> None:
     assert layers == {f"blocks.{i}.norm2" for i in range(9)}
 
 
-@pytest.mark.parametrize("method", ["fedhenn", "fedhe", "heteroavg", "fedin"])
+@pytest.mark.parametrize("method", ["fedhenn", "fedhe", "heteroavg", "fedin", "scaffold", "fednova", "moon"])
 def test_text(method: str) -> None:
     small = {"embedding": 8, "hidden": 6, "dense": 4}
     here = bed("lstm", ["lstm1", "lstm2"], small, InputSpec((6,), 2, vocabulary=50))
@@ -73,7 +79,7 @@ def test_text(method: str) -> None:
 
 
 def test_what_a_method_cannot_use_is_refused() -> None:
-    for method in ("heteroavg", "heteroprox", "fedin", "inco"):
+    for method in ("heteroavg", "heteroprox", "fedin", "inco", "scaffold", "fednova", "moon"):
         with pytest.raises(BadInput, match="fedhe-cnn"):
             bed("fedhe-cnn", ["model8", "model0"]).method(method).check()
     with pytest.raises(BadInput, match=r"resnet-width.*two cuts"):

@@ -34,6 +34,9 @@ METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
     "fedin-v1": ("fedin", {"version": "v1"}, "train"),
     "fedin-without-in": ("fedin", {"without_in": True}, "train"),
     "inco": ("inco", {"base": "fedin"}, "train"),
+    "scaffold": ("scaffold", {}, "train"),
+    "fednova": ("fednova", {}, "train"),
+    "moon": ("moon", {}, "train"),
     "private": ("private", {}, "train"),
     "fedhe": ("fedhe", {"cold_start": 0}, "train"),
     "fedhe-plus-one": ("fedhe", {"plus_one": True}, "train"),
@@ -62,7 +65,7 @@ class Case:
         return flaw(self.method, self.client, self.stage, self.sent, self.work, reply)
 
     def outcome(self, tensors: dict[str, Tensor]) -> str | None:
-        found = self.flaw(Bundle(tensors))
+        found = self.flaw(Bundle(tensors, self.reply.message.values))
         return None if found is None else found[0]
 
 
@@ -124,7 +127,7 @@ def test_a_tensor_that_is_not_as_declared_costs_its_sender_the_task(title: str, 
     same_form = changed.shape == tensors[name].shape and changed.dtype == tensors[name].dtype
     if outcome == "refused" and same_form:  # such as a scalar made of a counter
         return
-    found = one.flaw(Bundle({**tensors, name: changed}))
+    found = one.flaw(Bundle({**tensors, name: changed}, one.reply.message.values))
     assert found is not None
     if METHODS[title][0] == "fedhe" and change == "one row more":
         assert found[0] == "refused"  # the number of rows is the client's own, but both tensors must have it
@@ -150,7 +153,8 @@ def test_missing_tensors_are_refused(title: str, drop: int, seed: int) -> None:
     one = case(title)
     names = list(one.reply.message.tensors)
     gone = {names[(seed + i) % len(names)] for i in range(min(drop, len(names)))}
-    found = one.flaw(Bundle({n: t for n, t in one.reply.message.tensors.items() if n not in gone}))
+    left = {n: t for n, t in one.reply.message.tensors.items() if n not in gone}
+    found = one.flaw(Bundle(left, one.reply.message.values))
     assert found is not None
     assert found[0] == "refused"
     assert "is missing" in found[1]
@@ -159,11 +163,11 @@ def test_missing_tensors_are_refused(title: str, drop: int, seed: int) -> None:
 @pytest.mark.parametrize("title", sorted(METHODS))
 def test_what_was_not_asked_for_is_refused(title: str) -> None:
     one = case(title)
-    tensors = one.reply.message.tensors
+    tensors, values = one.reply.message.tensors, one.reply.message.values
     for extra in ("w", "features/in2", "c/fc.weight", "rad/x", "newest/0/fc.weight", " "):
-        found = one.flaw(Bundle({**tensors, extra: torch.zeros(3)}))
+        found = one.flaw(Bundle({**tensors, extra: torch.zeros(3)}, values))
         assert found == ("refused", f"an invalid reply: {extra} was not asked for")
-    assert one.flaw(Bundle(tensors, {"samples": 10**9})) == (
+    assert one.flaw(Bundle(tensors, {**values, "samples": 10**9})) == (
         "refused",
         "an invalid reply: the scalar samples was not asked for",
     )
