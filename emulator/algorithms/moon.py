@@ -55,7 +55,7 @@ class Params(Means, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of `Means`, and:"""
 
     mu: NonNegative = 1.0  # weight of the contrastive term; the paper's best on CIFAR-10 is 5
-    temperature: Positive = 0.5
+    temperature: Positive = 0.5  # T
     statistics: Literal["batch", "running"] = "batch"  # by which batch norm works in the two frozen models
 
 

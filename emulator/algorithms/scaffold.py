@@ -61,13 +61,14 @@ class Method(Averaging):
 
     def setup(self) -> Bundle:
         state = super().setup()
-        shapes = trained_shapes(self.context.family, state.value("whole", str), self.context.spec)
-        c = {name: torch.zeros(shape) for name, shape in shapes.items()}
+        c = {place: t for variant in self.context.variants for place, t in self.whole_variate(state, variant).items()}
         return Bundle({**state.tensors, **prefixed(VARIATE, c)}, {**state.values, CONTRIBUTORS: []})
 
     def send(self, state: Bundle, assignment: Assignment) -> Bundle:
-        weights = super().send(state, assignment)
-        c = gather(state.under(VARIATE), self.trained_index(state, assignment.client.variant))
+        weights, variant = super().send(state, assignment), assignment.client.variant
+        whole = self.whole_variate(state, variant)
+        index = self.trained_index(state, variant)
+        c = gather({name: whole[self.place(variant, name)] for name in index}, index)
         return Bundle({**weights.tensors, **prefixed(VARIATE, c)}, weights.values)
 
     def work(self, state: Bundle, assignment: Assignment) -> Work:
@@ -113,15 +114,18 @@ class Method(Averaging):
 
     def remember(self, state: Bundle, arrivals: Sequence[Arrival]) -> Bundle:
         """The state with the new c, and with the numbers of all clients that ever contributed to it."""
-        changes = [(self.trained_index(state, a.client.variant), a.message.under(VARIATE)) for a in arrivals]
-        c = {name: t for name, t in state.under(VARIATE).items() if any(name in dc for _, dc in changes)}
-        sums, holders = ({name: torch.zeros_like(t) for name, t in c.items()} for _ in range(2))
-        for index, dc in changes:
-            scatter_add(sums, dc, index)
+        indices = {client.variant: self.placed_index(state, client.variant) for client in self.context.clients}
+        arrived = dict.fromkeys(a.client.variant for a in arrivals)
+        held = {place for variant in arrived for place in indices[variant]}
+        c = {p: t for variant in arrived for p, t in self.whole_variate(state, variant).items() if p in held}
+        sums, holders = ({place: torch.zeros_like(t) for place, t in c.items()} for _ in range(2))
+        for a in arrivals:
+            variant, dc = a.client.variant, a.message.under(VARIATE)
+            scatter_add(sums, {self.place(variant, name): t for name, t in dc.items()}, indices[variant])
         for variant, count in Counter(client.variant for client in self.context.clients).items():
-            index = {name: rows for name, rows in self.trained_index(state, variant).items() if name in c}
+            index = {place: rows for place, rows in indices[variant].items() if place in c}
             scatter_add(holders, dict.fromkeys(index, torch.tensor(float(count))), index)
-        c = {name: t + sums[name] / holders[name].clamp(min=1) for name, t in c.items()}
+        c = {place: t + sums[place] / holders[place].clamp(min=1) for place, t in c.items()}
         numbers: list[Scalar] = [*sorted(contributors(state) | {a.client.number for a in arrivals})]
         return Bundle({**state.tensors, **prefixed(VARIATE, c)}, {**state.values, CONTRIBUTORS: numbers})
 
@@ -129,6 +133,16 @@ class Method(Averaging):
         known = contributors(state)
         lost = [a for a in arrivals if a.client.number in known and not a.message.value(HAD_VARIATE, bool)]
         return {"variates_lost": float(len(lost))}
+
+    def whole_variate(self, state: Bundle, variant: str) -> Tensors:
+        """c of the model that the variant is a part of, by the names in the state; zeros where there is none yet."""
+        whole = self.whole(state, variant)
+        shapes = trained_shapes(self.context.family, whole, self.context.spec)
+        known = state.under(VARIATE)
+        return {p: known.get(p, torch.zeros(shape)) for n, shape in shapes.items() for p in [self.place(whole, n)]}
+
+    def placed_index(self, state: Bundle, variant: str) -> dict[str, Index]:
+        return {self.place(variant, name): rows for name, rows in self.trained_index(state, variant).items()}
 
     def trained_index(self, state: Bundle, variant: str) -> dict[str, Index]:
         """Which part of which trainable tensor the variant holds."""

@@ -263,7 +263,7 @@ class Averaging(Algorithm):
                 held.setdefault(self.place(variant, name), []).append((a, name, rows))
         parts: dict[str, list[_Part]] = {}
         for place, those in held.items():
-            factors = self.factors(place, [a for a, _, _ in those])
+            factors = self.factors(those[0][1], [a for a, _, _ in those])  # all call it by the same name
             parts[place] = [
                 _Part(
                     a.message.tensors[name],
