@@ -22,11 +22,11 @@ def test_with_one_variant_both_are_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_variants_do_not_learn_from_each_other(name: str) -> None:
-    """Two groups together end where each group alone ends."""
+    """What the second group does changes nothing for the first, whose tasks have the same numbers in both runs."""
     both = Bed(ToyDepth(None), ["one", "one", "three", "three"])
     method = both.method(name, aggregation="same-architecture")
-    together = run(both, method, 3).state
-    alone = run(both, method, 3, sampled=[[0, 1]] * 3).state
+    together = run(both, method).state
+    alone = run(both, method, sampled=[[0, 1]]).state
     assert equal(together.under("one/"), alone.under("one/"))
     assert not equal(together.under("three/"), alone.under("three/"))
 
