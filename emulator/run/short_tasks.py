@@ -57,7 +57,7 @@ class ShortTasks:
         self.outcomes: dict[int, Outcome] = {}
         self.tasks: dict[int, Task] = {}
         self.host_s: dict[int, float] = {}  # by task: the seconds that it takes on a core
-        self.evaluated: Counter[str] = Counter()  # test samples by variant
+        self.evaluated: Counter[str] = Counter()  # samples by variant
         self.rates: dict[str, float] = {}  # FLOP/s of training steps, by variant
         self._workplace = workplace
         self._orders: dict[int, Order] = {}
@@ -90,6 +90,8 @@ class ShortTasks:
             assert isinstance(header, Evaluate)  # what is measured was measured before
             own, split = header.local_client, self._workplace.split
             self.evaluated[header.variant] += len(self._workplace.dataset.y_test if own is None else split.test[own])
+            if header.recalibrate:
+                self.evaluated[header.variant] += sum(map(len, split.train))
             return Outcome(kind="ok", answer=Evaluated(task=task, samples=0, accuracy=0.0, loss=0.0))
         short = self._short(header, order)
         answer = Trained(
