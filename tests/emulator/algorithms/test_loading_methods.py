@@ -21,8 +21,11 @@ METHODS = (
     "fedhenn_homo",
     "fedin",
     "fedprox",
+    "fedrolex",
     "heteroavg",
+    "heterofl",
     "heteroprox",
+    "inclusivefl",
     "inco",
     "private",
 )
