@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal
@@ -92,6 +93,10 @@ class Family(ABC):
     name: ClassVar[str]
     #: whether variants share tensors by name with the largest one, so that weights can be averaged across them
     shared: ClassVar[bool]
+    #: whether variants differ in the channels of a layer, of which each holds a window
+    by_width: ClassVar[bool] = False
+    #: a pattern for the beginning of the names of a block's tensors, with the stage as its group; "": no blocks
+    block_names: ClassVar[str] = ""
     reads: ClassVar[Literal["images", "text"]] = "images"
     options_type: ClassVar[type[Options]] = Options
     variants: tuple[str, ...]
@@ -151,6 +156,15 @@ class Family(ABC):
         """InCo: the layers among `names` that take a cross-layer gradient, each with its base layer."""
         del names
         return {}
+
+    def blocks(self, names: Iterable[str]) -> list[list[str]]:
+        """The blocks of each stage, from shallow to deep: what the names of their tensors begin with."""
+        stages: dict[str, dict[str, None]] = {}  # unlike sets they keep the order
+        for name in names:
+            match = re.match(self.block_names, name) if self.block_names else None
+            if match:
+                stages.setdefault(match[1], {})[match[0]] = None
+        return [list(blocks) for blocks in stages.values()]
 
     def narrow(self, variants: tuple[str, ...]) -> Family:
         """The same family with these variants only, in the family's order; with all where none is named."""

@@ -56,6 +56,8 @@ ENDS: frozenset[Section] = frozenset({"extractor", "classifier"})
 #: so many elements are averaged over all clients before the next ones: what is summed up stays in the cache
 CHUNK = 1 << 18
 LEAST_MASS = 1e-30
+#: so many indices are kept: with windows that move there is one for each shift
+MOST_INDICES = 64
 
 
 class Means(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,8 +132,9 @@ class Averaging(Algorithm):
     def setup(self) -> Bundle:
         context = self.context.with_initial()
         if self.apart:
-            tensors = {self.prefix(v) + n: t for v in context.variants for n, t in context.initial(v).items()}
-            return Bundle(tensors)
+            return Bundle(
+                {self.place(v, n): t for v in context.variants for n, t in self._own_start(context, v).items()}
+            )
         # the family's largest, also where only smaller ones are in use: whatever a client may step down to is a part
         whole = context.variants[0] if len(context.variants) == 1 else context.family.variants[-1]
         return Bundle(gather(context.initial(whole), self.index(whole, whole)), {"whole": whole})
@@ -202,15 +205,18 @@ class Averaging(Algorithm):
         if self.apart:
             state = self._with_new_variants(state, arrivals)
         before = state.tensors
-        moved = {
-            name: _moved(before[name], parts)
-            for name, parts in self._held(state, self.incoming(state, arrivals)).items()
-        }
+        held = self._held(state, self.incoming(state, arrivals))
+        moved = {name: _moved(before[name], parts) for name, parts in held.items()}
         if self.delta_scale != 1:
             for name, tensor in moved.items():
                 if tensor.is_floating_point():
                     torch.lerp(before[name], tensor, self.delta_scale, out=tensor)
-        metrics = {} if self.add_on is None else self.add_on.adjust(before, moved)
+        metrics: dict[str, float] = {}
+        if self.add_on is not None:
+            metrics = self.add_on.adjust(before, moved)
+            for name, parts in held.items():  # whatever it does, what nobody held stays
+                if (elements := _elements_held(before[name], parts)) is not None:
+                    moved[name] = torch.where(elements, moved[name], before[name])
         for name, tensor in moved.items():
             if name.endswith("running_var"):
                 tensor.clamp_(min=0)
@@ -281,14 +287,20 @@ class Averaging(Algorithm):
         if self.is_partial:
             own = own_targets(self.context)
             return [replace(target, tensors=self.cut(state, target.variant)) for target in own]
-        return [Target(name=v, variant=v, tensors=self.cut(state, v)) for v in self.context.variants]
+        return [self.target(state, variant) for variant in self.context.variants]
+
+    def target(self, state: Bundle, variant: str, shift: int = 0) -> Target:
+        """A variant to evaluate; where running statistics do not travel they are estimated first."""
+        return Target(
+            name=variant, variant=variant, tensors=self.cut(state, variant, shift), recalibrate=not self.buffers
+        )
 
     # which part of the server's weights a variant holds
 
     def cut(self, state: Bundle, variant: str, shift: int = 0) -> Tensors:
         """The tensors of a variant: the same ones for all its clients, so that they are cut, sent and merged as one."""
         if self.apart:
-            return state.under(self.prefix(variant)) or self.context.initial(variant)
+            return state.under(self.prefix(variant)) or self._own_start(self.context, variant)
         if self._cuts[0] is not state:
             self._cuts = (state, {})
         cuts = self._cuts[1]
@@ -297,6 +309,10 @@ class Averaging(Algorithm):
             full = {name: state.tensors[self.place(variant, name)] for name in index}
             cuts[variant, shift] = gather(full, index)
         return dict(cuts[variant, shift])
+
+    def _own_start(self, context: Context, variant: str) -> Tensors:
+        """The initial tensors of a variant's own model, of those that travel."""
+        return gather(context.initial(variant), self.index(variant, variant))
 
     def prefix(self, variant: str) -> str:
         """What leads the names of the variant's tensors in the state."""
@@ -318,6 +334,8 @@ class Averaging(Algorithm):
         """Which part of which tensor of `whole` the variant holds, of those that travel."""
         key = (variant, whole, shift)
         if key not in self._index:
+            if len(self._index) >= MOST_INDICES:
+                del self._index[next(iter(self._index))]  # the oldest
             family = self.context.family.narrow((variant, whole))
             net = family.outline(variant, self.context.spec)
             index = family.index(variant, self.context.spec, shift)
@@ -384,6 +402,17 @@ def _mean_masked_change(full: Tensor, parts: list[_Part]) -> Tensor:
         scatter_add({"": change}, {"": (p.after - p.sent) * mask * p.scale}, {"": p.rows})
         scatter_add({"": mass}, {"": (mask * p.omega).expand(p.after.shape)}, {"": p.rows})
     return change.div_(mass.clamp_(min=LEAST_MASS))
+
+
+def _elements_held(full: Tensor, parts: list[_Part]) -> Tensor | None:
+    """Which elements of a tensor count for somebody; None: all of them."""
+    if any(p.mask is None and all(rows is None for rows in p.rows) for p in parts):
+        return None
+    mass = torch.zeros(full.shape)
+    for p in {(id(p.rows), id(p.mask)): p for p in parts}.values():
+        mask = torch.ones(()) if p.mask is None else p.mask
+        scatter_add({"": mass}, {"": mask.expand(p.after.shape)}, {"": p.rows})
+    return mass > 0
 
 
 def _mean_change_by_element(full: Tensor, parts: list[_Part]) -> Tensor:

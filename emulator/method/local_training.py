@@ -39,12 +39,16 @@ def train(
     return {"loss": sum(losses) / len(losses)} if losses else {}
 
 
-def cross_entropy_step(model: Net, regularise: Callable[[], None] = lambda: None) -> Step:
-    """One step of plain local training; `regularise` adds to the gradients before the optimiser uses them."""
+def cross_entropy_step(
+    model: Net,
+    regularise: Callable[[], None] = lambda: None,
+    loss_of: Callable[[Tensor, Tensor], Tensor] = lambda z, y: F.cross_entropy(z, y),
+) -> Step:
+    """One step of plain local training; `regularise` changes the gradients before the optimiser uses them."""
 
     def step(optimizer: Stepper, x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
+        loss = loss_of(model(x), y)
         loss.backward()
         regularise()
         optimizer.step()
@@ -92,13 +96,18 @@ def foreign_batch(model: nn.Module, own_statistics: bool = True) -> Iterator[Non
 
 @torch.no_grad()
 def recalibrate(model: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Set batch norm's running statistics to the mean of those of the batches; nothing else changes."""
+    """Set batch norm's running statistics to the mean of those of the batches; nothing else changes.
+
+    They become new tensors, for those that the model was loaded with may belong to others.
+    """
     norms: list[Any] = batch_norms(model)
     if not norms:
         return
     was_training = model.training
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
+        for name, buffer in list(norm.named_buffers(recurse=False)):
+            setattr(norm, name, torch.empty_like(buffer))
         norm.reset_running_stats()
         norm.momentum = None  # a plain mean over the batches
     model.eval()

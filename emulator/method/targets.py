@@ -1,9 +1,13 @@
-"""The tensors of what is evaluated."""
+"""The tensors of what is evaluated, and the data on which its batch norm is recalibrated."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
 from torch import Tensor
 
+from fleetbed.emulator.data import Dataset, Split
 from fleetbed.emulator.method.algorithm import Context, Target
 from fleetbed.emulator.method.bundle import Bundle
 
@@ -14,3 +18,13 @@ def target_tensors(target: Target, context: Context, kept: Bundle | None) -> dic
     if tensors.keys() >= context.family.index(target.variant, context.spec).keys():
         return tensors  # nothing of the initial ones would be left, so they are not made
     return {**context.initial(target.variant), **tensors}
+
+
+def all_inputs(dataset: Dataset, split: Split, batch: int) -> Iterator[Tensor]:
+    """The training inputs of all clients, in slices of at most `batch`, but of at least two as batch norm needs."""
+    rows = np.concatenate(split.train)
+    if len(rows) == 1:
+        rows = np.repeat(rows, 2)
+    slices = max(1, min(-(-len(rows) // batch), len(rows) // 2))
+    for part in np.array_split(rows, slices):
+        yield dataset.batch("train", part, None)[0]

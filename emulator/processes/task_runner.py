@@ -24,7 +24,7 @@ from fleetbed.emulator.method.job import LocalJob, StepPacer
 from fleetbed.emulator.method.local_training import recalibrate
 from fleetbed.emulator.method.optimizers import make_optimizer
 from fleetbed.emulator.method.schedule import batch_of
-from fleetbed.emulator.method.targets import target_tensors
+from fleetbed.emulator.method.targets import all_inputs, target_tensors
 from fleetbed.emulator.processes.forking import one_thread
 from fleetbed.emulator.randomness import derive
 from fleetbed.emulator.wire.messages import (
@@ -150,7 +150,7 @@ class TaskRunner:
         tensors = target_tensors(target, self.context, self.kept(order.kept))
         model = self.context.family.load(order.variant, self.context.spec, tensors, "the model to evaluate").eval()
         if order.recalibrate:
-            recalibrate(model, (self.dataset.batch("train", rows, None)[0] for rows in self._all_training(order.batch)))
+            recalibrate(model, all_inputs(self.dataset, self.split, order.batch))
         if order.local_client is None:
             rows = np.arange(len(self.dataset.y_test))
         else:
@@ -164,11 +164,6 @@ class TaskRunner:
                 loss += float(F.cross_entropy(logits, y, reduction="sum"))
         count = max(1, len(rows))
         return Evaluated(task=order.task, samples=len(rows), accuracy=right / count, loss=loss / count)
-
-    def _all_training(self, batch: int) -> list[np.ndarray]:
-        """The training data of all clients, in slices."""
-        rows = np.concatenate(self.split.train)
-        return np.array_split(rows, -(-len(rows) // batch))
 
     def measure(self, order: Measure) -> Measured:
         """Measure the reference time of a pass, hot; the broker makes sure that nothing else runs."""

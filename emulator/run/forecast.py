@@ -210,5 +210,6 @@ def _disk_bytes(prepared: Fresh, tasks: int) -> int:
     """Two checkpoints and the room of the next one, the models at the end, what clients keep, and the records."""
     state = prepared.state.nbytes()
     sizes: Mapping[str | None, int] = {c.variant: c.cost.state_bytes for c in prepared.choices.values()}
-    models = sum(sizes[target.variant] for target in prepared.method.targets(prepared.state))
+    # a model that no client holds is the server's own
+    models = sum(sizes.get(target.variant, state) for target in prepared.method.targets(prepared.state))
     return (KEEP + 1) * state + 2 * models + ROW_BYTES * tasks

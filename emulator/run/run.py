@@ -30,7 +30,8 @@ from fleetbed.emulator.machine import host, ulimits
 from fleetbed.emulator.machine.calibration import host_fingerprint
 from fleetbed.emulator.machine.capacity import check_room
 from fleetbed.emulator.method.bundle import Bundle, Value
-from fleetbed.emulator.method.targets import target_tensors
+from fleetbed.emulator.method.local_training import recalibrate
+from fleetbed.emulator.method.targets import all_inputs, target_tensors
 from fleetbed.emulator.records.records import Records
 from fleetbed.emulator.records.results import Result
 from fleetbed.emulator.records.seal import Seal
@@ -198,6 +199,10 @@ class _Run:
             kept = engine.progress.clients[target.client].kept if target.client is not None else None
             own = None if kept is None else load_bundle(self._folder / kept)
             tensors = target_tensors(target, context, own)
+            if target.recalibrate:  # as it was evaluated
+                model = context.family.load(target.variant, context.spec, tensors)
+                recalibrate(model, all_inputs(self._layout.dataset, self._layout.split, experiment.evaluation.batch))
+                tensors = dict(model.state_dict())
             about: dict[str, Value] = {"variant": target.variant, "client": target.client}
             save_bundle(self._folder / "models" / f"{target.name}.safetensors", Bundle(tensors, about))
         self._records.write(fleet.cap_rows(participants))

@@ -86,7 +86,7 @@ class ShortTasks:
     def __init__(self, kinds: KindsOfTasks, tasks: Mapping[int, Task]) -> None:
         self.outcomes: dict[int, Outcome] = {}
         self.host_s: dict[int, float] = {}  # by task: the seconds that it takes on a core
-        self.evaluated: Counter[str] = Counter()  # test samples by variant
+        self.evaluated: Counter[str] = Counter()  # samples by variant
         self.rates: dict[str, float] = {}  # FLOP/s of training steps, by variant
         self._kinds = kinds
         self._tasks = tasks
@@ -112,6 +112,8 @@ class ShortTasks:
             assert isinstance(header, Evaluate)  # reference times were measured before
             runner, own = self._kinds.runner, header.local_client
             self.evaluated[header.variant] += len(runner.dataset.y_test if own is None else runner.split.test[own])
+            if header.recalibrate:
+                self.evaluated[header.variant] += sum(map(len, runner.split.train))
             return Outcome(kind="ok", answer=Evaluated(task=task, samples=0, accuracy=0.0, loss=0.0))
         short = self._kinds.short(order)
         answer = Trained(

@@ -142,6 +142,7 @@ class ResNetFamily(Family):
     shared = True
     options_type = ResNetOptions
     options: ResNetOptions
+    block_names = r"(layer\d)\.\d+\."
     cuts: ClassVar[dict[str, Cut]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -209,6 +210,7 @@ class ResNetWidth(ResNetFamily):
     """Hetero splitting: all blocks, a window of the channels."""
 
     name = "resnet-width"
+    by_width = True
     cuts: ClassVar = {f"resnet26-{name}": Cut(DEPTHS["resnet26"], rate) for name, rate in RATES.items()}
 
 
@@ -216,6 +218,7 @@ class ResNetGrid(ResNetFamily):
     """Depth and width together. By parameters and by FLOPs the order is the same: width first, then depth."""
 
     name = "resnet-grid"
+    by_width = True
     cuts: ClassVar = {
         f"{depth}-{width}": Cut(blocks, RATES[width])
         for width in ("quarter", "half", "full")

@@ -96,6 +96,7 @@ class VitFamily(Family):
     shared = True
     options_type = VitOptions
     options: VitOptions
+    block_names = r"(blocks)\.\d+\."
     variants = tuple(LAYERS)
 
     def __init__(self, options: VitOptions) -> None:

@@ -28,6 +28,13 @@ TINIER = (
     "data.test_limit=40",
     "data.partition.min_size=4",
 )
+#: for methods that cut by width
+WIDTH = (
+    "model.family=resnet-width",
+    "model.variants=[resnet26-quarter, resnet26-half]",
+    "model.assign=[resnet26-quarter, resnet26-half]",
+    "model.options={base_width: 8}",
+)
 
 
 def tiny(*sets: str) -> RunConfig:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from small_runs import TINIER, query, tiny
+from small_runs import TINIER, WIDTH, query, tiny
 from torch import Tensor
 
 from fleetbed.emulator.algorithms import heteroavg
@@ -32,6 +32,9 @@ METHODS = {
     "fedavg": "{name: fedavg}",
     "heteroprox": "{name: heteroprox}",
     "fedprox": "{name: fedprox}",
+    "inclusivefl": "{name: inclusivefl}",
+    "heterofl": "{name: heterofl}",
+    "fedrolex": "{name: fedrolex}",
     "inco": "{name: inco}",
     "scaffold": "{name: scaffold}",
     "fednova": "{name: fednova}",
@@ -130,7 +133,8 @@ class Liar(Observer):
 
 
 def sets(method: str) -> tuple[str, ...]:
-    return (*TINIER, f"algorithms=[{METHODS[method]}]", "processes=inline", "data.public=20", "training.max_steps=1")
+    here = (*TINIER, f"algorithms=[{METHODS[method]}]", "processes=inline", "data.public=20", "training.max_steps=1")
+    return (*here, *WIDTH) if method in ("heterofl", "fedrolex") else here
 
 
 def models(folder: Path) -> dict[str, dict[str, Tensor]]:

@@ -6,7 +6,7 @@ someone else's hands changes, and what a client keeps is committed with the merg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -22,6 +22,7 @@ from fleetbed.emulator.engine.task import Task
 from fleetbed.emulator.method.algorithm import Algorithm, Arrival, Assignment, Client, Context, Merged, Reply, Target
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.job import LocalJob
+from fleetbed.emulator.method.local_training import recalibrate
 from fleetbed.emulator.randomness import numpy_rng
 from fleetbed.emulator.wire import codec
 from fleetbed.emulator.wire.messages import Trained
@@ -68,6 +69,7 @@ class ToyDepth(Family):
 
     name = "toy-depth"
     shared = True
+    block_names = r"(blocks)\.\d+\."
     variants = ("one", "two", "three")
     dropout = 0.0
 
@@ -82,10 +84,11 @@ class ToyDropout(ToyDepth):
 
 
 class ToyWidth(Family):
-    """`half` holds the first channels of `full`; the stem, and with it s_in, differs."""
+    """`half` holds half of the channels of `full`; the stem, and with it s_in, differs."""
 
     name = "toy-width"
     shared = True
+    by_width = True
     variants = ("half", "full")
 
     def make(self, variant: str, spec: InputSpec) -> Net:
@@ -96,7 +99,7 @@ class ToyWidth(Family):
         full = self.outline(self.variants[-1], spec).state_dict()
         return {
             name: tuple(
-                None if size == whole else torch.arange(size)
+                None if size == whole else (torch.arange(size) + shift) % whole
                 for size, whole in zip(t.shape, full[name].shape, strict=True)
             )
             for name, t in own.items()
@@ -342,6 +345,26 @@ def advance(
     so_far.merged.append(merged)
 
 
+def trained(
+    method: Algorithm,
+    state: Bundle,
+    client: Client,
+    by: float | Callable[[str], float],
+    *,
+    round_: int = 1,
+    extras: Mapping[str, Tensor] | None = None,
+    **more: float,
+) -> Arrival:
+    """A result whose every float tensor has moved by `by`, or by what it gives for the tensor's name."""
+    assignment = Assignment(client=client, round=round_)
+    sent = method.send(state, assignment)
+    moved = {}
+    for name, t in sent.tensors.items():
+        step = by(name) if callable(by) else by
+        moved[name] = t + step if t.is_floating_point() else t + int(step)
+    return Arrival(assignment=assignment, sent=sent, message=Bundle({**moved, **(extras or {})}), **more)
+
+
 def check_bytes(bed: Bed, work: Work, client: Client, message: Bundle, reply: Reply) -> None:
     """No message is larger than declared; where nothing is declared it is a whole model."""
     model = Bundle(dict(bed.family.build(client.variant, bed.spec).state_dict())).nbytes()
@@ -414,6 +437,8 @@ def accuracy(bed: Bed, method: Algorithm, so_far: Run) -> float:
     for target in method.targets(so_far.state):
         net = bed.family.build(target.variant, bed.spec)
         net.load_state_dict(tensors_of(bed, target, so_far))
+        if target.recalibrate:
+            recalibrate(net, [bed.data.x])
         with torch.no_grad():
             scores.append(float((net.eval()(bed.data.x).argmax(1) == bed.data.y).float().mean()))
     return sum(scores) / len(scores)

@@ -31,6 +31,12 @@ def test_variants_do_not_learn_from_each_other(name: str) -> None:
     assert not equal(together.under("three/"), alone.under("three/"))
 
 
+def test_inclusivefl_among_equals_shares_nothing_but_the_momentum() -> None:
+    bed = Bed(ToyDepth(None), ["one", "two", "three"])
+    method = bed.method("inclusivefl", aggregation="same-architecture")
+    assert all(name.startswith("own/") for name in method.setup().tensors)
+
+
 def test_the_mean_over_equals_is_fedavg() -> None:
     bed = Bed(ToyDepth(None), ["one", "two", "two"], samples=[16, 24, 40])
     apart = run(bed, bed.method("heteroavg", aggregation="same-architecture", weighting="samples"), 2)

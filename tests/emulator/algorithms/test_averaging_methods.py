@@ -17,12 +17,13 @@ from algorithm_harness import (
     equal,
     run,
     same,
+    trained,
 )
 from torch import Tensor
 from torch.nn import functional as F
 
 from fleetbed.emulator.algorithms import load_algorithm
-from fleetbed.emulator.method.algorithm import Algorithm, Arrival, Assignment, Client
+from fleetbed.emulator.method.algorithm import Arrival, Assignment, Client
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.models.base import InputSpec
 from fleetbed.models.families.lookup import family
@@ -30,13 +31,6 @@ from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Training
 
 DEEP, LAST = "blocks.2.0.weight", "fc.bias"
-
-
-def trained(method: Algorithm, state: Bundle, client: Client, by: float, **more: float) -> Arrival:
-    """A result whose every float tensor has moved by `by`."""
-    sent = method.send(state, Assignment(client=client, task=0))
-    moved = {n: t + by if t.is_floating_point() else t + int(by) for n, t in sent.tensors.items()}
-    return Arrival(assignment=Assignment(client=client), sent=sent, message=Bundle(moved), **more)
 
 
 def test_a_layer_is_averaged_over_those_who_hold_it() -> None:

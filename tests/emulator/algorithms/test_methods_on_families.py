@@ -42,6 +42,25 @@ CASES = [
     ("moon", {}, "vit-layer", ["vit8", "vit9"], VIT),
     ("inco", {}, "resnet-width", ["resnet26-eighth", "resnet26-half"], {"base_width": 8}),
     ("inco", {"base": "heteroprox"}, "vit-layer", ["vit8", "vit12"], VIT),
+    ("heterofl", {}, "resnet-width", ["resnet26-eighth", "resnet26-half"], {"base_width": 8}),
+    ("heterofl", {"statistics": "averaged"}, "resnet-grid", ["resnet18-quarter", "resnet10-half"], {"base_width": 8}),
+    ("fedrolex", {}, "resnet-width", ["resnet26-eighth", "resnet26-half"], {"base_width": 8}),
+    ("fedrolex", {"clip": 1.0}, "resnet-grid", ["resnet18-quarter", "resnet10-half"], {"base_width": 8}),
+    ("inclusivefl", {}, "resnet-stage", ["resnet10", "resnet18"], {"base_width": 8}),
+    (
+        "inclusivefl",
+        {"own": "stages", "own_classifier": True},
+        "resnet-stage",
+        ["resnet10", "resnet18"],
+        {"base_width": 8},
+    ),
+    ("inclusivefl", {}, "resnet-grid", ["resnet14-quarter", "resnet26-quarter"], {"base_width": 8}),
+    ("inclusivefl", {}, "vit-layer", ["vit8", "vit12"], VIT),
+    *(
+        ("inco", {"base": base}, "resnet-width", ["resnet26-eighth", "resnet26-half"], {"base_width": 8})
+        for base in ("heterofl", "fedrolex")
+    ),
+    ("inco", {"base": "inclusivefl"}, "vit-layer", ["vit8", "vit12"], VIT),
     ("fedhe", {"batch": 4, "steps": 1}, "fedhe-cnn", ["model8", "model0"], {}),
     ("private", {}, "fedhe-cnn", ["model8", "model6"], {}),
     ("fedavg", {}, "fedhenn-cnn", ["conv1-fc1", "conv2-fc3"], {}),
@@ -82,6 +101,19 @@ def test_what_a_method_cannot_use_is_refused() -> None:
     for method in ("heteroavg", "heteroprox", "fedin", "inco", "scaffold", "fednova", "moon"):
         with pytest.raises(BadInput, match="fedhe-cnn"):
             bed("fedhe-cnn", ["model8", "model0"]).method(method).check()
+    for name, variants in (("resnet-stage", ["resnet10"]), ("vit-layer", ["vit8"]), ("fedhe-cnn", ["model8"])):
+        for method in ("heterofl", "fedrolex"):
+            with pytest.raises(
+                BadInput, match=f"{name}, whose .* not cut by width.*choose resnet-width or resnet-grid"
+            ):
+                bed(name, variants).method(method).check()
+    for name, variants in (
+        ("fedhe-cnn", ["model8"]),
+        ("fedin-v1", ["E", "A"]),
+        ("resnet-width", ["resnet26-half", "resnet26-full"]),
+    ):
+        with pytest.raises(BadInput, match=f"{name}, but inclusivefl .*resnet-stage, resnet-grid or vit-layer"):
+            bed(name, variants).method("inclusivefl").check()
     with pytest.raises(BadInput, match=r"resnet-width.*two cuts"):
         bed("resnet-width", ["resnet26-half", "resnet26-full"]).method("fedin").check()
     with pytest.raises(BadInput, match="lstm, but inco knows no cross-layer"):

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from algorithm_harness import Bed, ToyDepth, ToyStrangers, flaw, run
+from algorithm_harness import Bed, ToyDepth, ToyStrangers, ToyWidth, flaw, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -33,6 +33,9 @@ METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
     "fedin": ("fedin", {}, "train"),
     "fedin-v1": ("fedin", {"version": "v1"}, "train"),
     "fedin-without-in": ("fedin", {"without_in": True}, "train"),
+    "heterofl": ("heterofl", {}, "train"),
+    "fedrolex": ("fedrolex", {}, "train"),
+    "inclusivefl": ("inclusivefl", {}, "train"),
     "inco": ("inco", {"base": "fedin"}, "train"),
     "scaffold": ("scaffold", {}, "train"),
     "fednova": ("fednova", {}, "train"),
@@ -75,6 +78,8 @@ def case(title: str) -> Case:
     if name == "inco":
         spec = InputSpec((1, 32, 32), 3)
         bed = Bed(family("resnet-stage", {"base_width": 4}), ["resnet14", "resnet18"], samples=8, spec=spec)
+    elif name in ("heterofl", "fedrolex"):
+        bed = Bed(ToyWidth(None), ["half", "full"])
     elif name == "fedhenn":
         bed = Bed(ToyStrangers(None), ["thin", "thick"], public=20)
     elif name == "fedhenn_homo":
