@@ -100,8 +100,10 @@ class Method(Averaging):
         return Bundle(prefixed(VARIATE, change(job, model, start)), {HAD_VARIATE: job.kept is not None})
 
     def kept(self, job: Job, model: Net, start: Tensors) -> Bundle:
-        dc, c_i = change(job, model, start), own_variate(job)
-        return Bundle(prefixed(VARIATE, {name: c_i[name] + dc[name] for name in dc} if c_i else dc))
+        c_i_new = change(job, model, start)
+        for name, c_i in own_variate(job).items():
+            c_i_new[name].add_(c_i)
+        return Bundle(prefixed(VARIATE, c_i_new))
 
     def expects(self, assignment: Assignment, sent: Bundle) -> Expected:
         return Expected(tensors=like(sent.tensors), values={HAD_VARIATE: bool})
@@ -158,8 +160,10 @@ def own_variate(job: Job) -> Tensors:
 @torch.no_grad()
 def change(job: Job, model: Net, start: Tensors) -> Tensors:
     """dc, by which the client's variate changes."""
+    model.zero_grad()  # training is over, and memory is short
     c, parameters = job.message.under(VARIATE), dict(model.named_parameters())
-    return {name: (start[name] - parameters[name]) / (job.steps * learning_rate(job)) - c[name] for name in c}
+    length = job.steps * learning_rate(job)
+    return {name: (start[name] - parameters[name]).div_(length).sub_(c[name]) for name in c}
 
 
 def learning_rate(job: Job) -> float:

@@ -21,7 +21,7 @@ from algorithm_harness import (
     wire_sizes,
     without_class,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetbed.emulator.algorithms.fednova import distance
@@ -59,6 +59,7 @@ def test_momentum_by_hand(steps: int, wanted: float) -> None:
     assert distance(steps, 0.9, 0.0) == pytest.approx(wanted, rel=1e-12)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 300), st.floats(0.0, 0.99), st.floats(1e-3, 0.99))
 def test_the_recurrence_is_the_closed_forms(steps: int, rho: float, pull: float) -> None:
     assert distance(steps, 0.0, 0.0) == steps
@@ -67,6 +68,7 @@ def test_the_recurrence_is_the_closed_forms(steps: int, rho: float, pull: float)
     assert distance(steps, 0.0, pull) == pytest.approx((1 - (1 - pull) ** steps) / pull, rel=1e-9)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 300), st.floats(0.0, 0.99), st.floats(0.0, 0.99))
 def test_a_change_is_never_divided_by_zero(steps: int, rho: float, pull: float) -> None:
     assert distance(steps, rho, pull) > 1e-9
