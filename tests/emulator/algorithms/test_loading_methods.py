@@ -15,15 +15,20 @@ from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import AlgorithmChoice
 
 METHODS = (
+    "fd",
     "fedavg",
     "fedhe",
     "fedhenn",
     "fedhenn_homo",
     "fedin",
+    "fedper",
+    "fedproto",
     "fedprox",
+    "fedrep",
     "heteroavg",
     "heteroprox",
     "inco",
+    "lgfedavg",
     "private",
 )
 
