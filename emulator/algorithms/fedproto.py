@@ -45,7 +45,7 @@ from fleetbed.models.work import Work
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.types import NonNegative
 
-PROTOTYPES = "prototypes"
+PROTOTYPES, CLASSES = "prototypes", "classes"
 
 
 class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,18 +78,16 @@ class Method(Algorithm):
         return Bundle()
 
     def send(self, state: Bundle, assignment: Assignment) -> Bundle:
-        return Bundle(self.prototypes(state))
+        means = self.prototypes(state)
+        return Bundle({PROTOTYPES: means.means.float()}, {CLASSES: means.known.tolist()}) if state.tensors else Bundle()
 
-    def prototypes(self, state: Bundle) -> Tensors:
-        """The mean over clients of their newest; NaN for a class that nobody sent, nothing while there are none."""
-        if not state.tensors:
-            return {}
-        classes = self.context.spec.classes
-        means = ClassMeans.empty(classes, self.width(self.context.variants[0]), torch.float64)
+    def prototypes(self, state: Bundle) -> ClassMeans:
+        """The mean over clients of the newest that each sent."""
+        means = ClassMeans.empty(self.context.spec.classes, self.width(self.context.variants[0]), torch.float64)
         for client in self.context.clients:
             if f"{client.number}/{CLASS}" in state.tensors:
                 means.add(state.tensors[f"{client.number}/{CLASS}"], state.tensors[f"{client.number}/{PROTOTYPES}"])
-        return {PROTOTYPES: by_class(means.records(PROTOTYPES), PROTOTYPES, classes)}
+        return means
 
     def work(self, state: Bundle, assignment: Assignment) -> Work:
         client, training = assignment.client, self.context.training
@@ -106,7 +104,10 @@ class Method(Algorithm):
     def client(self, job: Job) -> Reply:
         model = job.model(own_tensors(job))
         own = ClassMeans.empty(self.context.spec.classes, self.width(job.client.variant))
-        prototypes = job.message.tensors.get(PROTOTYPES) if self.params.lambda_ else None
+        prototypes = None
+        if self.params.lambda_ and job.message.tensors:
+            known = torch.tensor(job.message.values[CLASSES])
+            prototypes = by_class(known, job.message.tensors[PROTOTYPES], self.context.spec.classes)
         epoch = job.client.samples // batch_of(job.client.samples, self.context.training.batch)
 
         def step(optimizer: Stepper, x: Tensor, y: Tensor) -> Tensor:
@@ -139,15 +140,18 @@ class Method(Algorithm):
         return Merged(state=Bundle(tensors))
 
     def targets(self, state: Bundle) -> list[Target]:
-        extras = self.prototypes(state) if self.params.predictor == "prototype" else {}
+        by_distance = self.params.predictor == "prototype" and state.tensors
+        extras = self.prototypes(state).records(PROTOTYPES).tensors if by_distance else {}
         return on_both_test_sets([replace(target, extras=extras) for target in own_targets(self.context)])
 
     def predict(self, model: Net, x: Tensor, extras: Tensors) -> Tensor:
         """By the classifier, or by the distance to each prototype; a class that has none is never the nearest."""
         if not extras:
             return super().predict(model, x, extras)
-        prototypes = extras[PROTOTYPES]
         h = model.features(x)
-        scores = -torch.stack([(h - p).square().mean(1) for p in prototypes], 1)
-        lowest = scores.nan_to_num(0.0).min() - 1  # finite, or the loss would not be
-        return torch.where(prototypes.isnan().any(1), lowest, scores)
+        known = -torch.stack([(h - p).square().mean(1) for p in extras[PROTOTYPES]], 1)
+        scores = (
+            known.min() - 1 + known.new_zeros(len(x), self.context.spec.classes)
+        )  # finite, or the loss would not be
+        scores[:, extras[CLASS].long()] = known
+        return scores

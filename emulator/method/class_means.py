@@ -39,10 +39,14 @@ class ClassMeans:
         """The classes that were seen."""
         return self.counts.nonzero().flatten()
 
+    @property
+    def means(self) -> Tensor:
+        """The mean of each class that was seen."""
+        return self.sums[self.known] / self.counts[self.known, None]
+
     def records(self, name: str) -> Bundle:
         """The message: the classes that were seen, and the mean of each."""
-        known = self.known
-        return records(name, known, self.sums[known] / self.counts[known, None])
+        return records(name, self.known, self.means)
 
 
 def records(name: str, classes: Tensor, vectors: Tensor) -> Bundle:
@@ -50,11 +54,10 @@ def records(name: str, classes: Tensor, vectors: Tensor) -> Bundle:
     return Bundle({CLASS: classes.int(), name: vectors.float()})
 
 
-def by_class(message: Bundle, name: str, classes: int) -> Tensor:
-    """The vectors of a message, one row for each class; NaN where it has none."""
-    vectors = message.tensors[name]
+def by_class(named: Tensor, vectors: Tensor, classes: int) -> Tensor:
+    """The vectors of the classes `named`, in a table with a row for each class; NaN where it has none."""
     table = vectors.new_full((classes, vectors.shape[1]), torch.nan)
-    table[message.tensors[CLASS].long()] = vectors
+    table[named.long()] = vectors
     return table
 
 

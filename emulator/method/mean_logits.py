@@ -18,7 +18,7 @@ from fleetbed.emulator.method.algorithm import (
     Target,
 )
 from fleetbed.emulator.method.bundle import Bundle
-from fleetbed.emulator.method.class_means import ClassMeans, by_class, expected, objection, squared_error
+from fleetbed.emulator.method.class_means import CLASS, ClassMeans, by_class, expected, objection, squared_error
 from fleetbed.emulator.method.local_training import (
     keep_model,
     kept_models,
@@ -81,8 +81,9 @@ class MeanLogits(Algorithm):
         optimizer = own_optimizer(job, model)
         classes = self.context.spec.classes
         seen = ClassMeans.empty(classes, classes)
-        is_told = bool(self.params.alpha and job.message.tensors)
-        wanted = by_class(job.message, LOGITS, classes) if is_told else None
+        told, wanted = job.message.tensors, None
+        if self.params.alpha and told:
+            wanted = by_class(told[CLASS], told[LOGITS], classes)
 
         def step(optimizer: Stepper, x: Tensor, y: Tensor) -> Tensor:
             optimizer.zero_grad()
@@ -124,4 +125,4 @@ def held(state: Bundle) -> ClassMeans:
 
 def count(means: ClassMeans, arrival: Arrival) -> None:
     """Count an upload once: a policy's mixing weight is for methods that move weights."""
-    means.add(arrival.message.tensors["class"], arrival.message.tensors[LOGITS])
+    means.add(arrival.message.tensors[CLASS], arrival.message.tensors[LOGITS])

@@ -187,6 +187,7 @@ class Bed:
         task: int = 0,
         stage: str = "train",
         round_: int = 1,
+        most_steps: int | None = None,
     ) -> LocalJob:
         return LocalJob(
             context=self.context,
@@ -195,6 +196,7 @@ class Bed:
             kept=kept,
             dataset=self.data,  # type: ignore[arg-type]
             indices=self.parts[client.number],
+            most_steps=most_steps,
         )
 
 
