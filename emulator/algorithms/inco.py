@@ -89,9 +89,9 @@ class CrossLayers:
             )
         if "intermediate" not in self.base.sections:
             raise BadInput(
-                f"params.base of inco is {params.base}, of which only extractor and classifier reach the server here, "
-                f"so that inco would change nothing: set base_params.aggregation to layerwise or same-architecture "
-                f"(fedin version tmlr), or choose another base such as heteroavg or heteroprox."
+                f"params.base of inco is {params.base}, whose intermediate layers do not reach the server here, "
+                f"so that inco would change nothing: choose another base such as heteroavg or heteroprox, or for fedin "
+                f"set base_params.aggregation to layerwise or same-architecture (as its version tmlr has it)."
             )
         if not any(family.cross_layers(self.base.index(variant, variant)) for variant in variants):
             raise BadInput(

@@ -34,11 +34,11 @@ from fleetbed.emulator.method.algorithm import (
     Target,
     like,
 )
-from fleetbed.emulator.method.bundle import Bundle, Value
+from fleetbed.emulator.method.bundle import Bundle, Value, prefixed
 from fleetbed.emulator.method.local_training import (
+    MODEL,
     Step,
     cross_entropy_step,
-    keep_model,
     own_targets,
     own_tensors,
     train,
@@ -192,8 +192,11 @@ class Averaging(Algorithm):
         return Bundle()
 
     def kept(self, job: Job, model: Net, start: Tensors) -> Bundle | None:
-        """What a client keeps: its own model where a part of it does not travel."""
-        return keep_model(model) if self.is_partial else None
+        """What a client keeps: the part of its model that does not travel."""
+        if not self.is_partial:
+            return None
+        own = {name: t for name, t in model.state_dict().items() if name not in job.message.tensors}
+        return Bundle(prefixed(MODEL, own))
 
     def expects(self, assignment: Assignment, sent: Bundle) -> Expected | None:
         """The weights that were sent, trained."""

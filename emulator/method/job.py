@@ -61,7 +61,7 @@ class LocalJob:
         size = batch_of(len(self._indices), batch or training.batch)
         if steps is None:
             limit = training.max_steps if epochs is None else None
-            order = self._epochs(epochs or training.epochs, size, limit, f"order{phase}")
+            order = self._epochs(training.epochs if epochs is None else epochs, size, limit, f"order{phase}")
         else:
             order = self._random(steps, size, f"order{phase}")
         for rows in order:

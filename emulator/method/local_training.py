@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -157,3 +158,9 @@ def own_targets(context: Context, *, local: bool = False) -> list[Target]:
         Target(name=f"client-{c.number:03d}", variant=c.variant, client=c.number, prefix=MODEL, local=local)
         for c in context.clients
     ]
+
+
+def on_both_test_sets(personal: list[Target]) -> list[Target]:
+    """Each client's model on its own test data, and on the whole test set."""
+    own = [replace(target, name=f"{target.name}-own", local=True) for target in personal]
+    return [*own, *personal]

@@ -118,7 +118,7 @@ def try_out(layout: Layout, choices: dict[int, Choice], trial: Trial) -> dict[in
             continue
         works = [method.of(spec)(choice.variant) for method in methods]
         phases = [phase for work in works for phase in work.phases]
-        samples = max(phase.batch + sum(extra.samples for extra in phase.each_step) for phase in phases)
+        samples = max(phase.batch + sum(p.samples for p in phase.each_step if p.kind == "train") for phase in phases)
         key = (spec.device.cap_mib, choice.variant, samples)
         if key not in found:
             known = (choice.variant, samples) in fits

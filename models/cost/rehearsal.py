@@ -63,6 +63,7 @@ def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimize
         steps = []
         for phase in work.phases:
             start = count.total
+            net.zero_grad()  # a step begins without the gradients of another phase, or it would count adding to them
             if phase.steps:
                 for each in (Pass("train", phase.trains, phase.batch), *phase.each_step):
                     _pass(net, each, _input(spec, shapes, each, ledger))

@@ -30,6 +30,8 @@ POLICIES = {
 GRAMS = "fedhenn with client_side_gram"  # the method of two stages
 ALGORITHMS = {
     "fedhe": "{name: fedhe, params: {batch: 4}}",
+    "fd": "{name: fd, params: {batch: 4}}",
+    "fedrep": "{name: fedrep, params: {head_epochs: 1}}",
     "fedhenn": "{name: fedhenn, params: {rad: 8}}",
     GRAMS: "{name: fedhenn, params: {rad: 8, client_side_gram: true}}",
     "fedhenn_homo": "{name: fedhenn_homo, params: {rad: 8}, variant: resnet10}",
@@ -43,6 +45,9 @@ QUICK = {
     ("fedhe", "async"),
     ("fedhenn", "buffered"),
     ("fedhenn", "async"),
+    ("fedrep", "deadline"),
+    ("fedproto", "async"),
+    ("fd", "buffered"),
     (GRAMS, "sync"),
     (GRAMS, "buffered"),
 }

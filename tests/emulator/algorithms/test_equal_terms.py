@@ -11,17 +11,18 @@ from algorithm_harness import Bed, ToyDepth, ToyWidth, equal, run, tensors_of
 from fleetbed.models.base import Family, gather
 
 AVERAGING = ("heteroavg", "heteroprox", "fedavg", "fedprox", "fedin", "scaffold", "fednova", "moon", "inclusivefl")
-STARTS = (*AVERAGING, "private", "fedhe", "fedhenn")
+STARTS = (*AVERAGING, "private", "fedhe", "fedhenn", "fd")
+PERSONAL = ("fedper", "fedrep", "lgfedavg", "fedproto")
 
 
-@pytest.mark.parametrize("name", STARTS)
+@pytest.mark.parametrize("name", STARTS + PERSONAL)
 @pytest.mark.parametrize(
     ("family", "variants"),
     [(ToyDepth, ["one", "two", "three"]), (ToyDepth, ["one", "two"]), (ToyWidth, ["half", "full"])],
 )
 def test_all_methods_start_alike(name: str, family: type[Family], variants: list[str]) -> None:
     """Where tensors are shared each variant is a part of the largest one's draw, in every method."""
-    if name in ("fedin", "inclusivefl") and family is ToyWidth:
+    if name in ("fedin", "fedproto", "inclusivefl") and family is ToyWidth:
         pytest.skip("its features, or blocks, differ")
     bed = Bed(family(None), variants, public=20)
     method = bed.method(name, **({"rad": 10} if name == "fedhenn" else {}))
@@ -48,7 +49,7 @@ def test_a_narrow_variant_that_is_alone_is_drawn_for_itself() -> None:
     assert equal(drawn.initial("half"), bed.context.initial("half"))
 
 
-@pytest.mark.parametrize("name", [*AVERAGING, "fedhenn_homo"])
+@pytest.mark.parametrize("name", [*AVERAGING, "fedhenn_homo", "fedper", "fedrep", "lgfedavg"])
 def test_every_averaging_method_can_scale_its_mean_delta(name: str) -> None:
     bed = Bed(ToyDepth(None), ["two", "two"], public=20)
     params = {"rad": 10} if name == "fedhenn_homo" else {}

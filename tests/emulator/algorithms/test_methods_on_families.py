@@ -64,6 +64,14 @@ CASES = [
     ("fedhe", {"batch": 4, "steps": 1}, "fedhe-cnn", ["model8", "model0"], {}),
     ("private", {}, "fedhe-cnn", ["model8", "model6"], {}),
     ("fedavg", {}, "fedhenn-cnn", ["conv1-fc1", "conv2-fc3"], {}),
+    ("fedper", {}, "resnet-width", ["resnet26-eighth", "resnet26-half"], {"base_width": 8}),
+    ("fedrep", {"head_epochs": 1}, "resnet-stage", ["resnet10", "resnet18"], {"base_width": 8}),
+    ("fedrep", {"head_epochs": 1}, "vit-layer", ["vit8", "vit9"], VIT),
+    ("inco", {"base": "fedrep", "base_params": {"head_epochs": 1}}, "vit-layer", ["vit8", "vit9"], VIT),
+    ("lgfedavg", {}, "fedin-v1", ["E", "A"], {}),
+    ("fedproto", {}, "resnet-stage", ["resnet10", "resnet18"], {"base_width": 8}),
+    ("fedproto", {"predictor": "prototype"}, "fedhenn-cnn", ["conv3-fc3", "conv2-fc3"], {}),
+    ("fd", {"batch": 4, "steps": 1}, "fedhe-cnn", ["model8", "model0"], {}),
     ("fedhenn", {"rad": 6}, "fedhenn-cnn", ["conv1-fc1", "conv3-fc3"], {}),
     ("fedhenn_homo", {"rad": 6}, "fedhenn-cnn", ["conv2-fc3", "conv2-fc3"], {}),
 ]
@@ -88,7 +96,13 @@ def test_inco_crosses_the_norms_of_a_vit() -> None:
     assert layers == {f"blocks.{i}.norm2" for i in range(9)}
 
 
-@pytest.mark.parametrize("method", ["fedhenn", "fedhe", "heteroavg", "fedin", "scaffold", "fednova", "moon"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("fedhenn", "fedhe", "heteroavg", "fedin", "scaffold", "fednova", "moon"),
+        *("fd", "fedrep", "lgfedavg", "fedproto"),
+    ],
+)
 def test_text(method: str) -> None:
     small = {"embedding": 8, "hidden": 6, "dense": 4}
     here = bed("lstm", ["lstm1", "lstm2"], small, InputSpec((6,), 2, vocabulary=50))
@@ -98,7 +112,8 @@ def test_text(method: str) -> None:
 
 
 def test_what_a_method_cannot_use_is_refused() -> None:
-    for method in ("heteroavg", "heteroprox", "fedin", "inco", "scaffold", "fednova", "moon"):
+    averaging = ("heteroavg", "heteroprox", "fedin", "inco", "scaffold", "fednova", "moon")
+    for method in (*averaging, "fedper", "fedrep", "lgfedavg"):
         with pytest.raises(BadInput, match="fedhe-cnn"):
             bed("fedhe-cnn", ["model8", "model0"]).method(method).check()
     for name, variants in (("resnet-stage", ["resnet10"]), ("vit-layer", ["vit8"]), ("fedhe-cnn", ["model8"])):

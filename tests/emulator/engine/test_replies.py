@@ -43,6 +43,11 @@ METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
     "private": ("private", {}, "train"),
     "fedhe": ("fedhe", {"cold_start": 0}, "train"),
     "fedhe-plus-one": ("fedhe", {"plus_one": True}, "train"),
+    "fd": ("fd", {}, "train"),
+    "fedproto": ("fedproto", {}, "train"),
+    "fedper": ("fedper", {}, "train"),
+    "fedrep": ("fedrep", {"head_epochs": 1}, "train"),
+    "lgfedavg": ("lgfedavg", {}, "train"),
     "fedhenn": ("fedhenn", {"rad": 12}, "train"),
     "fedhenn-client-train": ("fedhenn", {"rad": 12, "client_side_gram": True}, "train"),
     "fedhenn-client-gram": ("fedhenn", {"rad": 12, "client_side_gram": True}, "gram"),
@@ -134,7 +139,7 @@ def test_a_tensor_that_is_not_as_declared_costs_its_sender_the_task(title: str, 
         return
     found = one.flaw(Bundle({**tensors, name: changed}, one.reply.message.values))
     assert found is not None
-    if METHODS[title][0] == "fedhe" and change == "one row more":
+    if METHODS[title][0] in ("fd", "fedhe", "fedproto") and change == "one row more":
         assert found[0] == "refused"  # the number of rows is the client's own, but both tensors must have it
     else:
         assert (found[0], name in found[1]) == (outcome, True)
@@ -247,7 +252,7 @@ def test_metrics_of_a_wrong_type_are_no_answer(metrics: object) -> None:
 @pytest.mark.parametrize("title", sorted(METHODS))
 def test_more_work_than_declared_is_refused(title: str) -> None:
     one = case(title)
-    for key, beyond in (("steps", one.work.steps + 1), ("samples", one.work.steps * one.work.batch + 1)):
+    for key, beyond in (("steps", one.work.all_steps + 1), ("samples", one.work.all_samples + 1)):
         found = flaw(one.method, one.client, one.stage, one.sent, one.work, one.reply, **{key: beyond})
         assert found is not None
         assert found[0] == "refused"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -21,6 +23,8 @@ FAMILY = family("resnet-stage", {"base_width": 4, "stem": "3x3"})
 
 class Numbered:
     """A data set whose samples are their own index, so that a test sees which were drawn."""
+
+    y_train = np.arange(200) % 3
 
     def batch(self, split: str, rows: np.ndarray, rng: object) -> tuple[torch.Tensor, torch.Tensor]:
         assert split == "train"
@@ -42,7 +46,12 @@ def test_the_learning_rate_is_that_of_the_round() -> None:
 
 
 def job(
-    samples: int = 10, task: int = 0, client: int = 2, pacer: CountingPacer | None = None, **training: int
+    samples: int = 10,
+    task: int = 0,
+    client: int = 2,
+    pacer: CountingPacer | None = None,
+    most_steps: int | None = None,
+    **training: int,
 ) -> LocalJob:
     context = Context(
         seed=5,
@@ -60,10 +69,11 @@ def job(
         dataset=Numbered(),  # type: ignore[arg-type]
         indices=np.arange(100, 100 + samples),
         pacer=pacer,
+        most_steps=most_steps,
     )
 
 
-def seen(task: LocalJob, **how: int) -> list[list[int]]:
+def seen(task: LocalJob, **how: Any) -> list[list[int]]:
     return [[int(v) for v in x] for x, _ in task.batches(**how)]
 
 
@@ -132,3 +142,44 @@ def test_a_model_holds_a_copy_and_trains() -> None:
     optimizer.step()
     assert all(torch.equal(tensors[name], before[name]) for name in before)
     assert any(not torch.equal(p, before[name]) for name, p in net.named_parameters())
+
+
+def test_phases_see_orders_of_their_own_and_calls_of_one_phase_the_same() -> None:
+    first, again, head = (seen(job(), phase=phase) for phase in ("", "", "head"))
+    assert first == again == seen(job())
+    assert head != first
+    assert seen(job(), steps=3, phase="head") != seen(job(), steps=3)
+    assert seen(job(task=1), phase="head") != head
+
+
+def test_steps_and_pace_go_on_from_phase_to_phase() -> None:
+    pacer = CountingPacer()
+    task = job(10, pacer=pacer)
+    for phase in ("head", ""):
+        seen(task, epochs=2, phase=phase)
+    assert (task.steps, task.samples, pacer.steps) == (8, 32, 8)
+
+
+@pytest.mark.parametrize(("most", "made"), [(1, [1, 0]), (4, [4, 0]), (6, [4, 2]), (9, [4, 4])])
+def test_partial_work_is_cut_across_phases(most: int, made: list[int]) -> None:
+    task = job(10, most_steps=most)
+    assert [len(seen(task, epochs=2, phase=phase)) for phase in ("head", "")] == made
+    assert task.steps == min(most, 8)
+
+
+def test_no_epochs_are_no_steps() -> None:
+    assert seen(job(10), epochs=0) == []
+
+
+def test_the_data_once_in_order_is_no_step() -> None:
+    pacer = CountingPacer()
+    task = job(10, pacer=pacer)
+    batches = list(task.ordered(4))
+    assert [[int(v) for v in x] for x, _ in batches] == [[100, 101, 102, 103], [104, 105, 106, 107], [108, 109]]
+    assert torch.equal(torch.cat([y for _, y in batches]), torch.arange(100, 110) % 3)
+    assert (task.steps, task.samples, pacer.steps) == (0, 0, 0)
+
+
+def test_class_counts_are_of_the_clients_own_samples() -> None:
+    assert job(10).class_counts().tolist() == [3, 4, 3]  # 100 to 109, of which 100, 103, 106 and 109 are of class 1
+    assert job(1).class_counts().tolist() == [0, 1, 0]  # a class that it lacks counts 0

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 
+from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.checks.memory_meter import Case
 from fleetbed.emulator.checks.memory_meter import workplace as place
+from fleetbed.emulator.method.bundle import Bundle, prefixed
 from fleetbed.emulator.processes import forking, task_runner
 from fleetbed.emulator.processes.task_runner import TaskRunner
-from fleetbed.emulator.wire.messages import Measure
+from fleetbed.emulator.wire.messages import EXTRAS, Evaluate, Measure
 from fleetbed.models.base import InputSpec
-from fleetbed.profiles.experiment import Optimizer
+from fleetbed.profiles.experiment import AlgorithmChoice, Optimizer
 
 
 @pytest.fixture
@@ -62,3 +65,25 @@ def test_a_fork_rehearses_for_itself_where_the_zygote_cannot(
     forking.warm(here.warm_up)
     assert steps == []
     assert steps_in_a_fork(here, steps, "resnet26-eighth") == 1
+
+
+def test_a_target_with_extras_is_evaluated_by_the_methods_own_predictor(here: TaskRunner) -> None:
+    """Prototypes that are the features of the test samples themselves find each sample's own class."""
+    choice = AlgorithmChoice(name="fedproto", params={"predictor": "prototype"})
+    here = replace(here, method=load_method(choice, here.context))
+    model = here.context.initial("resnet26-eighth")
+    net = here.context.family.load("resnet26-eighth", here.context.spec, dict(model)).eval()
+    x, y = here.dataset.batch("test", here.split.test[0], None)
+    with torch.no_grad():
+        h, logits = net.features(x), net(x)
+    found = y.unique()
+    prototypes = torch.stack([h[y == c].mean(0) for c in found])
+    nearest = found[torch.cdist(h, prototypes).argmin(1)]
+    order = Evaluate(task=-1, variant="resnet26-eighth", kept=None, prefix="", local_client=0, batch=3)
+    plain = here.evaluate(order, Bundle(model))
+    assert plain.accuracy == pytest.approx(float((logits.argmax(1) == y).float().mean()))
+    extras = prefixed(EXTRAS, {"class": found.int(), "prototypes": prototypes})
+    by_distance = here.evaluate(order, Bundle({**model, **extras}))
+    assert by_distance.accuracy == pytest.approx(float((nearest == y).float().mean()))
+    assert by_distance.samples == plain.samples == len(y)
+    assert by_distance.loss != plain.loss

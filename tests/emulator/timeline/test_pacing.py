@@ -86,6 +86,28 @@ def test_a_task_that_overran_ends_when_it_ends() -> None:
     assert pacer.finish(0.1) == pytest.approx(3.0)
 
 
+def test_each_phase_has_its_own_pace() -> None:
+    """Two steps of 0.1 s, then steps of 0.5 s: each is planned to start when those before it have ended."""
+    clock = Clock()
+    pacer = Pacer([Pace(2, 0.1), Pace(2, 0.5)], clock, clock.sleep)
+    starts = []
+    for _ in range(4):
+        starts.append(clock.now - 100)
+        pacer.step()
+    # a client may be one step ahead: the third may begin when the second was to, and so on
+    assert starts == pytest.approx([0, 0, 0.101, 0.201])
+    assert clock.now - 100 == pytest.approx(0.701)
+    assert pacer.finish(1.2) == pytest.approx(1.201)
+
+
+def test_steps_beyond_the_plan_are_not_held_up() -> None:
+    clock = Clock()
+    pacer = Pacer([Pace(1, 0.1)], clock, clock.sleep)
+    for _ in range(5):
+        pacer.step()
+    assert clock.now - 100 == pytest.approx(0.101)
+
+
 def test_slowdown() -> None:
     assert pacing.slowdown(180.0, device(22.5)) == 8.0
     assert pacing.slowdown(180.0, device(22.5, train_scale=1.5)) == 12.0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 from fleetbed.models.base import Family, InputSpec, Net
 from fleetbed.models.cost.predict import Cost, cost, forward_flops
 from fleetbed.models.cost.rehearsal import PROCESS_BYTES, TENSOR_BYTES
 from fleetbed.models.families import lookup
-from fleetbed.models.work import Pass, Work
+from fleetbed.models.work import Pass, Phase, Work
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Optimizer
 
@@ -232,3 +233,37 @@ def test_unknown_variants_and_unsuitable_data_are_refused() -> None:
         cost(family, "resnet12", InputSpec((3, 32, 32), 10), Work(), MOMENTUM)
     with pytest.raises(BadInput, match="at least 2 classes"):
         cost(family, "resnet10", InputSpec((3, 32, 32), 1), Work(), MOMENTUM)
+
+
+HEAD = Phase(steps=5, batch=8, trains="classifier", each_step=(Pass("forward", "features", 8),))
+
+
+def test_flops_of_two_phases_add_up() -> None:
+    """A head on frozen features: forward through all layers, gradients of the last one's weights alone."""
+    square, last = 2 * 100 * 100, 2 * 100 * 2
+    head_step, step = 8 * (4 * square + 2 * last), 4 * (3 * (4 * square + last) - square)
+    found = dense(Work(earlier=(HEAD,), steps=3, batch=4))
+    assert [each.flop for each in found.steps] == [head_step, step]
+    assert found.flops == 5 * head_step + 3 * step
+    assert found.operations.flop == found.flops
+    assert dense(Work(earlier=(HEAD,), batch=4)).flops == 5 * head_step  # the last phase has no steps
+    passes = dense(Work(earlier=(replace(HEAD, parameter_passes=2),), steps=3, batch=4, parameter_passes=1))
+    assert passes.flops - found.flops == 2 * (5 * 2 + 3) * 40_200
+
+
+def test_the_largest_phase_decides_the_memory() -> None:
+    head, everything = Work(earlier=(HEAD,), batch=64), Work(steps=3, batch=64)
+    for optimizer, copies in ((PLAIN, 0), (MOMENTUM, 1), (ADAM, 2)):
+        assert dense(head, optimizer).memory.get("optimizer", 0) == copies * 200 * 4  # of the last layer alone
+        both = dense(Work(earlier=(HEAD,), steps=3, batch=64), optimizer)
+        assert both.memory.get("optimizer", 0) == copies * DENSE
+        assert both.memory_bytes == dense(everything, optimizer).memory_bytes
+    assert dense(head).memory_bytes < dense(everything).memory_bytes
+    large = replace(HEAD, batch=4096, each_step=(Pass("forward", "features", 4096),))
+    assert dense(Work(earlier=(large,), steps=3, batch=4)).memory_bytes > dense(Work(steps=3, batch=4)).memory_bytes
+
+
+def test_the_steps_of_a_phase_change_no_step() -> None:
+    few, many = (dense(Work(earlier=(replace(HEAD, steps=n),), steps=n, batch=4)) for n in (1, 90))
+    assert (few.steps, few.memory) == (many.steps, many.memory)
+    assert many.flops == pytest.approx(90 * few.flops)
