@@ -1,10 +1,10 @@
-"""A training step rehearsed on tensors without data, in the order in which a client does it.
+"""Rehearses a training step on tensors without data, in the order in which a client does it.
 
-The model stands beside what the method holds (the received weights, for one), then come the batch, a forward pass that
-saves activations, a backward pass that frees them while gradients appear, and the update. The largest moment counts,
-not the sum of parts.
+First come the model and the tensors that the method holds (the received weights, for example), then the batch, a
+forward pass that saves activations, a backward pass that frees them while gradients appear, and the update. The peak
+counts, not the sum of the parts.
 
-Torch's fake mode imports its compiler when it is first used, which takes longer than the rehearsal.
+Torch's fake mode imports its compiler on first use, which takes longer than the rehearsal.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from fleetbed.models.cost.operations import Operations, OperatorCount, update_wo
 from fleetbed.models.work import Pass, Work
 from fleetbed.profiles.experiment import Optimizer
 
-#: what a process costs that trains next to nothing: pages of Python and torch that it writes to, thread stacks,
-#: ZeroMQ. `fleetbed models check-memory` shows how far off it is.
+#: memory of a process that trains next to nothing: pages of Python and torch that it writes to, thread stacks, ZeroMQ.
+#: `fleetbed models check-memory` shows the error.
 PROCESS_BYTES = 8 << 20
-#: and what each parameter tensor brings along beside its values, its gradient and its optimiser's state: objects of
-#: Python and autograd, messages, kernels compiled at run time, pages that small blocks do not fill; measured
+#: memory of each parameter tensor besides its values, gradient and optimiser state: objects of Python and autograd,
+#: messages, kernels compiled at run time, pages that small blocks do not fill; measured
 TENSOR_BYTES = 20 << 10
 
 
@@ -35,13 +35,13 @@ class Rehearsal(Struct, frozen=True):
     memory: dict[str, int]
     step: Operations  # one optimiser step, with what the method adds to it
     once: Operations
-    unknown: tuple[str, ...]  # operators that no class knows; counted as memory-bound
+    unknown: tuple[str, ...]  # operators in no class; counted as memory-bound
     parameters: int
     state_bytes: int
 
 
 def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimizer: Optimizer) -> Rehearsal:
-    """The moments of one step, and of what comes once, on tensors without data."""
+    """Rehearse one step and the work done once, on tensors without data."""
     outline = family.outline(variant, spec)
     state_bytes = sum(_bytes(tensor) for tensor in outline.state_dict().values())
     shapes = {"all": spec.shape, "features": spec.shape}
@@ -66,7 +66,7 @@ def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimize
         step = count.total - start
         once = Operations()
         for each in work.once:
-            # without gradients there is no need to show all samples at once
+            # without gradients the samples need not go through all at once
             samples = each.samples if each.kind == "train" else min(each.samples, work.batch)
             before = count.total
             x = _input(spec, shapes, replace(each, samples=samples), ledger)
@@ -83,7 +83,7 @@ def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimize
 
 
 def _pass(net: Net, each: Pass, x: Tensor) -> None:
-    """Forward, and backward where it trains."""
+    """Run forward, and backward if the pass trains."""
     run = {"all": net.forward, "features": net.features, "intermediate": net.intermediate}[each.part]
     with torch.set_grad_enabled(each.kind == "train"):
         out = run(x)
@@ -93,22 +93,22 @@ def _pass(net: Net, each: Pass, x: Tensor) -> None:
 
 
 def _input(spec: InputSpec, shapes: dict[str, tuple[int, ...]], each: Pass, ledger: Ledger) -> Tensor:
-    """What goes in. Features that came from elsewhere are among what the method says it holds."""
-    samples = max(2, each.samples)  # a lone sample is shown twice, for batch norm
+    """Make the input. Received features are not counted here: the method declares them as held values."""
+    samples = max(2, each.samples)  # a single sample is used twice, because of batch norm
     with ledger.role(None if each.part == "intermediate" else "batch"):
         dtype = torch.float32 if each.part == "intermediate" else input_dtype(spec)
         return torch.empty(samples, *shapes[each.part], dtype=dtype)
 
 
 def _cut_shape(outline: Net, spec: InputSpec) -> tuple[int, ...]:
-    """The shape of one sample's features at the first cut."""
+    """Return the shape of one sample's features at the first cut."""
     with torch.no_grad():
         x = torch.empty(2, *spec.shape, dtype=input_dtype(spec), device="meta")
         return tuple(outline.extract(x).shape[1:])
 
 
 def kept_copies(optimizer: Optimizer) -> int:
-    """Tensors that the optimiser keeps per parameter."""
+    """Return the number of state tensors of the optimiser per parameter."""
     if optimizer.name == "adam":
         return 2
     return 1 if optimizer.momentum else 0
