@@ -1,4 +1,4 @@
-"""The fleet of a run: its processes and their limits behind one executor, in any of the three ways to run them."""
+"""The fleet of a run: its processes and limits behind one executor, whichever value `processes` has."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fleetbed.emulator.wire.storage import write_atomically
 
 
 class FleetProcesses:
-    """Starts with nothing but services; `start` brings the clients in."""
+    """Begins with service processes only; `start` adds the clients."""
 
     def __init__(self, layout: Layout, folder: Path, on_tick: Callable[[], None]) -> None:
         self._layout = layout
@@ -35,8 +35,8 @@ class FleetProcesses:
         self._trials = 0
         self.executor: Executor
         setup = self._write_setup(())
-        # As in a client's process: other thread counts give other bits. And threads of the broker's own would spin for
-        # the cores that the clients train on.
+        # One thread, as in a client's process, because other thread counts give other bits. Threads of the broker would
+        # also spin on the cores that the clients train on.
         one_thread()
         heap.keep()
         if self._mode == "inline":
@@ -52,12 +52,12 @@ class FleetProcesses:
             self._broker.enlist(name, f"fleetbed: {name}", LimitPlan(name))
 
     def settle(self) -> None:
-        """Wait until what was started leaves the host alone, for a measurement."""
+        """Wait until the started processes are idle, so that the host can be measured."""
         if self._broker is not None:
             self._broker.wait_for_zygote()
 
     def try_out(self, name: str, variant: str, samples: int, cap_bytes: int) -> str | None:
-        """One step in a process of its own under this cap; gives what went wrong, if anything."""
+        """Run one step in a separate process under this cap; return the problem, None if there was none."""
         if self._broker is None:
             return None
         self._broker.enlist(name, f"fleetbed: {name}", LimitPlan(name, memory_bytes=cap_bytes))
@@ -77,7 +77,7 @@ class FleetProcesses:
         return None if outcome.kind == "ok" else outcome.detail
 
     def start(self, participants: Mapping[int, Participant], timing: Timing, *, keep_heap: bool) -> None:
-        """Bring the clients in: each process inside its limits before it touches data."""
+        """Add the clients; each process is under its limits before it touches data."""
         setup = self._write_setup(tuple(who.client for who in participants.values()), keep_heap=keep_heap)
         if self._broker is None:
             self._inline.workplace = TaskRunner.open(setup)
@@ -91,14 +91,14 @@ class FleetProcesses:
             self._broker.start([who.worker for who in participants.values()])
 
     def cap_rows(self, participants: Mapping[int, Participant]) -> list[dict[str, Any]]:
-        """What became of every knob of every client: enforced by the kernel, modelled by the timeline."""
+        """Return how each knob of each client is handled: enforced by the kernel, or modelled by the timeline."""
         found = self._broker.caps if self._broker is not None else {}
         rows = []
         for number, who in participants.items():
             caps = {cap.knob: cap for cap in found.get(who.worker, ())}
             caps.setdefault("cpu", self._cpu_without_cap(who))
             if "memory" not in caps:
-                note = "the choice of the variant keeps to it, nothing enforces it"
+                note = "the choice of the variant respects it, nothing enforces it"
                 caps["memory"] = Cap("memory", "modelled", "prediction", who.cap_bytes, None, "bytes", note)
             rate = who.spec.link.down_mbit_s
             caps["link"] = Cap("link", "modelled", "timeline", rate, rate, "Mbit/s", "transfers take device time")
@@ -121,7 +121,10 @@ class FleetProcesses:
         )
 
     def _write_setup(self, clients: tuple[Client, ...], *, keep_heap: bool = False) -> Setup:
-        """Before the clients are chosen and after; a zygote that is late reads the second twice, which says no less."""
+        """Write setup.json, before and after the clients are chosen.
+
+        A slow zygote may read the second version twice, which is harmless: it contains everything of the first.
+        """
         setup = Setup(
             config=self._layout.config,
             folder=str(self._folder.absolute()),

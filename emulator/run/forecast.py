@@ -1,7 +1,7 @@
-"""What a run will take, told beforehand: the engine's own loop with nearly all of the work left out.
+"""Forecasts the cost of a run with the engine's own loop, leaving out nearly all of the work.
 
-Timeline, policy, plans and transfers are the run's own. Instead of training, clients answer with what two steps of the
-same kind of task gave (`short_tasks.py`), and a merge goes as far as messages and work depend on it
+Timeline, policy, plans and transfers are those of the run. Clients do not train but answer with the result of two steps
+of the same kind of task (`short_tasks.py`), and a merge does only what later messages and work depend on
 (`Algorithm.foresee`). So device time follows the method from round to round.
 """
 
@@ -27,7 +27,7 @@ from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.processes.task_runner import TaskRunner
 from fleetbed.emulator.records.records import Records
 from fleetbed.emulator.resume.checkpoint import KEEP
-from fleetbed.emulator.run.deadlines import help_for
+from fleetbed.emulator.run.deadlines import deadline_advice
 from fleetbed.emulator.run.fleet import FleetProcesses
 from fleetbed.emulator.run.preparation import Fresh, prepare_fresh
 from fleetbed.emulator.run.short_tasks import ShortTasks
@@ -36,7 +36,7 @@ from fleetbed.emulator.wire.messages import Setup
 from fleetbed.models.cost.predict import forward_flops
 from fleetbed.profiles.experiment import RunConfig
 
-#: of a forecast; what a longer run takes follows from its first rounds
+#: limit of a forecast; the cost of a longer run is extrapolated from its first rounds
 MOST_TASKS = 2000
 START_S = 3.0  # until the first order: imports, forks, the choice of variants
 PATIENCE = 20.0  # times the deadline
@@ -55,7 +55,7 @@ class Forecast(Struct, frozen=True, kw_only=True):
 
 
 class Total(Struct, frozen=True, kw_only=True):
-    """Of all runs of a study, one after the other."""
+    """Sum over all runs of a study, one after the other."""
 
     runs: int
     tasks: int
@@ -74,20 +74,20 @@ def total(forecasts: Sequence[Forecast]) -> Total:
     )
 
 
-def forecast(config: RunConfig, *, search: Sequence[Path], watch: Observer) -> Forecast:
-    """Lay out, choose and plan as the run would, then go through its timeline."""
+def forecast(config: RunConfig, *, search: Sequence[Path], observer: Observer) -> Forecast:
+    """Lay out, choose and plan as the run would, then simulate its timeline."""
     layout = lay_out(config, search)
     with tempfile.TemporaryDirectory(prefix="fleetbed-forecast-") as name:
         folder = Path(name)
         (folder / "partition.json").write_bytes(layout.split.to_json())
-        with closing(FleetProcesses(layout, folder, watch.tick)) as fleet:
-            prepared = prepare_fresh(layout, fleet, watch)
+        with closing(FleetProcesses(layout, folder, observer.tick)) as fleet:
+            prepared = prepare_fresh(layout, fleet, observer)
             layout, scale = _shortened(layout, prepared)
             clients = tuple(who.client for who in prepared.participants.values())
             setup = Setup(config=config, folder=str(folder), dataset=str(layout.folder), clients=clients)
             short = ShortTasks(TaskRunner.open(setup))
-            rows, device_s = _loop(layout, prepared, short, watch)
-            warnings = _warnings(layout, prepared, short, watch, rows)
+            rows, device_s = _loop(layout, prepared, short, observer)
+            warnings = _warnings(layout, prepared, short, observer, rows)
     return Forecast(
         run=config.name,
         clients=len(prepared.participants),
@@ -101,7 +101,7 @@ def forecast(config: RunConfig, *, search: Sequence[Path], watch: Observer) -> F
 
 
 def _shortened(layout: Layout, prepared: Fresh) -> tuple[Layout, float]:
-    """The layout with as many rounds as can be gone through in seconds, and what the result is to be multiplied by."""
+    """Return the layout with as many rounds as take a few seconds, and the factor to multiply the result by."""
     config = layout.config
     a_round = max(1.0, len(prepared.participants) * config.experiment.participation.ratio)
     rounds = min(config.experiment.rounds, max(1, int(MOST_TASKS / a_round / len(prepared.method.needs.stages))))
@@ -111,7 +111,7 @@ def _shortened(layout: Layout, prepared: Fresh) -> tuple[Layout, float]:
 
 
 class _Row(Struct, frozen=True, array_like=True):
-    """What is asked of a task that has ended."""
+    """The columns that a forecast reads of a finished task."""
 
     task: int
     client: int
@@ -122,8 +122,8 @@ class _Row(Struct, frozen=True, array_like=True):
     ended_s: float
 
 
-def _loop(layout: Layout, prepared: Fresh, short: ShortTasks, watch: Observer) -> tuple[list[_Row], float]:
-    """Go through the timeline; returns the tasks and the device time at its end. What is `prepared` stays as it is."""
+def _loop(layout: Layout, prepared: Fresh, short: ShortTasks, observer: Observer) -> tuple[list[_Row], float]:
+    """Simulate the timeline; return the tasks and the device time at its end. Does not change `prepared`."""
     own = replace(
         prepared,
         participants={number: replace(who) for number, who in prepared.participants.items()},
@@ -144,7 +144,7 @@ def _loop(layout: Layout, prepared: Fresh, short: ShortTasks, watch: Observer) -
             records=records,
             progress=progress,
             checkpoint=lambda _: None,
-            tick=watch.tick,
+            tick=observer.tick,
             started_s=time.monotonic(),
             merge=merge,
         )
@@ -154,16 +154,18 @@ def _loop(layout: Layout, prepared: Fresh, short: ShortTasks, watch: Observer) -
     return rows, engine.progress.timeline.now_s
 
 
-def _warnings(layout: Layout, prepared: Fresh, short: ShortTasks, watch: Observer, rows: Sequence[_Row]) -> list[str]:
-    """A sentence for each kind of device that would lose tasks to the deadline."""
+def _warnings(
+    layout: Layout, prepared: Fresh, short: ShortTasks, observer: Observer, rows: Sequence[_Row]
+) -> list[str]:
+    """Return a sentence for each kind of device whose tasks would miss the deadline."""
     config = layout.config
     deadline_s, replayed = config.policy.deadline_s, config.experiment.timing.source == "replay"
     if config.policy.kind != "deadline" or deadline_s is None or replayed or all(r.outcome != "late" for r in rows):
         return []
-    # how long tasks would take, were they waited for; not for ever, since a link may be down for good
+    # how long the tasks would take with a much longer deadline; not without one, because a link may stay down
     policy = msgspec.structs.replace(config.policy, deadline_s=PATIENCE * deadline_s)
     patient = replace(layout, config=msgspec.structs.replace(config, policy=policy))
-    unhurried, _ = _loop(patient, prepared, ShortTasks.sharing(short), watch)
+    unhurried, _ = _loop(patient, prepared, ShortTasks.sharing(short), observer)
     found = []
     kinds = {number: who.spec.kind for number, who in prepared.participants.items()}
     for kind in dict.fromkeys(kinds.values()):
@@ -175,14 +177,14 @@ def _warnings(layout: Layout, prepared: Fresh, short: ShortTasks, watch: Observe
             if any(row.outcome == "late" for row in theirs):
                 needed_s = None
             found.append(
-                f"{config.name}: {len(lost)} of {len(tasks)} tasks of {kind} ({len(lost) / len(tasks):.0%}) would miss "
-                f"deadline_s {deadline_s:g}; {help_for(layout, prepared, kind, needed_s)}"
+                f"{config.name}: {len(lost)} of {len(tasks)} tasks on {kind} ({len(lost) / len(tasks):.0%}) would miss "
+                f"deadline_s {deadline_s:g}; {deadline_advice(layout, prepared, kind, needed_s)}"
             )
     return found
 
 
 def _host_s(layout: Layout, prepared: Fresh, short: ShortTasks, rows: Sequence[_Row]) -> float:
-    """Round by round, the work over what the host admits at once, or its longest task; then the evaluations."""
+    """Sum over rounds of work / admitted load, at least the longest task; plus the evaluations."""
     cores = host.cores()
     capacity = prepared.timing.capacity(cores)
     loads: dict[int, float] = {}
@@ -196,7 +198,7 @@ def _host_s(layout: Layout, prepared: Fresh, short: ShortTasks, rows: Sequence[_
 
 
 def _evaluation_s(layout: Layout, short: ShortTasks) -> float:
-    """On one core, as fast as training steps go."""
+    """Return the seconds of all evaluations on one core, at the FLOP rate of training steps."""
     if not short.rates:
         return 0.0
     slowest = min(short.rates.values())
@@ -208,7 +210,7 @@ def _evaluation_s(layout: Layout, short: ShortTasks) -> float:
 
 
 def _disk_bytes(prepared: Fresh, tasks: int) -> int:
-    """Two checkpoints and the room of the next one, the models at the end, what clients keep, and the records."""
+    """Sum of two checkpoints and space for the next, the final models, the clients' state, and the records."""
     state = prepared.state.nbytes()
     sizes: Mapping[str | None, int] = {c.variant: c.cost.state_bytes for c in prepared.choices.values()}
     models = sum(sizes[target.variant] for target in prepared.method.targets(prepared.state))

@@ -1,7 +1,7 @@
-"""An executor for forecasts: of each kind of task two steps are really carried out, and all others are taken from it.
+"""An executor for forecasts: it runs two steps of each kind of task and reuses their result for all tasks of that kind.
 
-So the answers have the sizes that they will have in the run, whatever the method sends, and what a step takes on this
-host is measured on the way. Two tasks are of one kind if variant, stage and the shapes of what is sent are the same.
+So the answers have the same sizes as in the run, whatever the method sends, and the host time of a step is measured at
+the same time. Two tasks are of one kind if their variant, their stage and the shapes of their messages are the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEPS = 2
 
 @dataclass(frozen=True)
 class Short:
-    """What two steps of a kind of task gave, and the host seconds of a step and of all beside the steps."""
+    """The result of two steps of a kind of task, and the host seconds of a step and of everything else."""
 
     frames: list[codec.Buffer]
     keep: str | None
@@ -35,7 +35,7 @@ class Short:
 
 
 class StepClock:
-    """Notes when each step ends; takes the place of a pacer."""
+    """Records when each step ends; used instead of a pacer."""
 
     def __init__(self) -> None:
         self.marks = [time.perf_counter()]
@@ -44,13 +44,13 @@ class StepClock:
         self.marks.append(time.perf_counter())
 
     def read(self) -> tuple[float, float]:
-        """The seconds of the last step, and those after it; without any step, of everything."""
+        """Return the seconds of the last step, and those after it; if there was no step, all count as the latter."""
         beside_s = time.perf_counter() - self.marks[-1]
         return (self.marks[-1] - self.marks[-2] if len(self.marks) > 1 else 0.0), beside_s
 
 
 class ShortTasks:
-    """Implements `Executor`. `tasks` are those under way, by number, as the engine keeps them."""
+    """Implements `Executor`. `tasks` is the engine's mapping of unfinished tasks by number."""
 
     def __init__(self, workplace: TaskRunner) -> None:
         self.outcomes: dict[int, Outcome] = {}
@@ -64,7 +64,7 @@ class ShortTasks:
 
     @classmethod
     def sharing(cls, other: ShortTasks) -> ShortTasks:
-        """Another one, for another loop over the same method, that knows what this one knows."""
+        """Return an executor for another loop over the same method that shares the results known so far."""
         made = cls(other._workplace)
         made._known = other._known
         return made
@@ -82,7 +82,7 @@ class ShortTasks:
         order = self._orders.pop(task)
         header = order.header
         if not isinstance(header, Train):
-            assert isinstance(header, Evaluate)  # what is measured was measured before
+            assert isinstance(header, Evaluate)  # measurements were made before
             own, split = header.local_client, self._workplace.split
             self.evaluated[header.variant] += len(self._workplace.dataset.y_test if own is None else split.test[own])
             return Outcome(kind="ok", answer=Evaluated(task=task, samples=0, accuracy=0.0, loss=0.0))
@@ -108,7 +108,7 @@ class ShortTasks:
         self._orders.clear()
 
     def _kept(self, header: Train, short: Short) -> str | None:
-        """The file of what the client keeps, under its own name, with the content of that of the short task."""
+        """Create the client's state file under its own name, with the content that the short task left; return it."""
         if short.keep is None:
             return None
         name = kept_name(header.client, header.task)
@@ -128,7 +128,7 @@ class ShortTasks:
                 self._known[kind] = self._carry_out(asked, message)
             except Exception as error:
                 raise FleetbedError(
-                    f"trying out a task of {header.variant} ({header.stage}), as the run will carry it out, failed: "
+                    f"a trial task of {header.variant} ({header.stage}), as the run will carry it out, failed: "
                     f"{type(error).__name__}: {error}"
                 ) from error
         return self._known[kind]

@@ -138,7 +138,7 @@ def models(folder: Path) -> dict[str, dict[str, Tensor]]:
 def test_bad_replies_cost_their_senders_a_task_and_change_no_result(start: Start, method: str) -> None:
     liar, absent = Liar(), Liar(only="crash")
     rounds = "rounds=5" if method != "private" else "rounds=3"
-    folder = start(*sets(method), rounds, name="lied", watch=liar)
+    folder = start(*sets(method), rounds, name="lied", observer=liar)
     told = {OUTCOMES[kind] for kind in liar.told.values()}
     assert len(set(liar.told.values())) > 5
     assert told == {"refused", "diverged", "crash"}
@@ -146,7 +146,7 @@ def test_bad_replies_cost_their_senders_a_task_and_change_no_result(start: Start
         expected = OUTCOMES[liar.told[number]] if number in liar.told else "ok"
         assert (number, outcome) == (number, expected), liar.told.get(number)
     assert query(folder, "SELECT value FROM meta WHERE key = 'status'") == [('"done"',)]
-    without = start(*sets(method), rounds, name="absent", watch=absent)
+    without = start(*sets(method), rounds, name="absent", observer=absent)
     ours, theirs = models(folder), models(without)
     assert ours.keys() == theirs.keys()
     for name, tensors in ours.items():
@@ -171,9 +171,9 @@ class Spoiler(Observer):
 
 
 def test_what_is_not_finite_in_shared_memory_is_noticed(start: Start) -> None:
-    watch = Spoiler()
-    folder = start("model.options={base_width: 16}", "model.variants=[resnet10]", watch=watch)
-    assert watch.spoilt == 2
+    observer = Spoiler()
+    folder = start("model.options={base_width: 16}", "model.variants=[resnet10]", observer=observer)
+    assert observer.spoilt == 2
     assert query(folder, "SELECT DISTINCT client FROM tasks WHERE outcome = 'diverged'") == [(3,)]
     assert query(folder, "SELECT merged FROM rounds") == [(7,), (7,)]
     assert all(torch.isfinite(t).all() for t in models(folder)["resnet10.safetensors"].values())
@@ -221,7 +221,7 @@ def test_a_method_that_raises_ends_the_run_with_its_name_and_place(
     assert f"its traceback is in {folder / 'error.log'}" in said
     assert "in fails" in (folder / "error.log").read_text()
     assert query(folder, "SELECT value FROM meta WHERE key = 'status'") == [('"failed"',)]
-    run.resume(tiny(*TINIER, "processes=inline"), folder, search=(), watch=Observer())
+    run.resume(tiny(*TINIER, "processes=inline"), folder, search=(), observer=Observer())
     rows = "SELECT task, client, outcome, uploaded_s, loss, merged_version FROM tasks ORDER BY task"
     assert query(folder, rows) == query(whole, rows)
     for name, tensors in models(folder).items():

@@ -44,7 +44,7 @@ def test_a_disturbed_calibration_is_told_and_not_kept(
     monkeypatch.setattr(References, "_measure", lambda *_: answer)
     sets = (*TINIER, "processes=inline", "timing.source=enforced", "seeds=[1, 2]", "rounds=1")
     heard = Heard()
-    folders = start_study(load_experiment("demo", (), sets), tmp_path / "s", search=(), command="", watch=heard)
+    folders = start_study(load_experiment("demo", (), sets), tmp_path / "s", search=(), command="", observer=heard)
     told = [line for line in heard.lines if line.startswith("others used this host while it was measured (others kept")]
     kept = Store().path.exists()
     assert kept != disturbed

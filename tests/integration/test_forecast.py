@@ -46,14 +46,14 @@ class Heard(Observer):
 def both(tmp_path: Path) -> Both:
     """The forecast of a run, and the run."""
 
-    def go(*sets: str, watch: Observer | None = None) -> tuple[Forecast, Path]:
+    def go(*sets: str, observer: Observer | None = None) -> tuple[Forecast, Path]:
         settings = (*TINIER, "processes=inline", "data.public=8", "rounds=3", *sets)
         experiment = load_experiment("demo", (), settings)
         (config,) = runs(experiment)
-        told = forecast(config, search=(), watch=Observer())
+        told = forecast(config, search=(), observer=Observer())
         number = len(list(tmp_path.iterdir()))
         (folder,) = start_study(
-            experiment, tmp_path / f"study-{number}", search=(), command="", watch=watch or Observer()
+            experiment, tmp_path / f"study-{number}", search=(), command="", observer=observer or Observer()
         )
         return told, folder
 
@@ -107,7 +107,7 @@ def test_a_deadline_that_a_kind_of_device_misses_is_told_before_and_at_the_start
 ) -> None:
     sets, deadline_s, needed_s = slow_kind
     heard = Heard()
-    told, folder = both(*sets, f"policies=[{{kind: deadline, deadline_s: {deadline_s}}}]", watch=heard)
+    told, folder = both(*sets, f"policies=[{{kind: deadline, deadline_s: {deadline_s}}}]", observer=heard)
     (warning,) = told.warnings
     assert "6 of 6 tasks of raspberry-pi-4b-4gb (100%) would miss deadline_s" in warning
     late = query(folder, "SELECT device, count(*) FROM tasks JOIN clients USING (client) WHERE outcome = 'late'")
@@ -141,7 +141,7 @@ def test_the_budget_that_is_named_helps(both: Both, slow_kind: tuple[tuple[str, 
 def test_what_can_be_met_is_not_warned_of(both: Both, slow_kind: tuple[tuple[str, ...], float, float]) -> None:
     sets, _, needed_s = slow_kind
     heard = Heard()
-    told, _ = both(*sets, f"policies=[{{kind: deadline, deadline_s: {1.1 * needed_s}}}]", watch=heard)
+    told, _ = both(*sets, f"policies=[{{kind: deadline, deadline_s: {1.1 * needed_s}}}]", observer=heard)
     assert told.warnings == []
     assert [line for line in heard.lines if "deadline_s" in line] == []
 

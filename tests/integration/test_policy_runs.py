@@ -48,9 +48,9 @@ QUICK = {
 
 @pytest.fixture
 def go(tmp_path: Path) -> Start:
-    def start(*sets: str, name: str = "study", watch: Observer | None = None) -> Path:
+    def start(*sets: str, name: str = "study", observer: Observer | None = None) -> Path:
         experiment = load_experiment("demo", (), (*TINIER, "processes=inline", "training.max_steps=1", *sets))
-        return start_study(experiment, tmp_path / name, search=(), command="", watch=watch or Observer())[0]
+        return start_study(experiment, tmp_path / name, search=(), command="", observer=observer or Observer())[0]
 
     return start
 
@@ -198,7 +198,7 @@ def test_a_run_ends_when_too_few_clients_are_left_for_a_merge(
     for task in range(9 - needed):
         spoil(recorded, task, "oom")
     with pytest.raises(FleetbedError, match=rf"take part: {needed - 1}, needed for a merge: {needed};"):
-        go(*sets, f"timing={{source: replay, replay: {recorded}}}", name="replayed", watch=EndIt())
+        go(*sets, f"timing={{source: replay, replay: {recorded}}}", name="replayed", observer=EndIt())
 
 
 def test_the_model_of_a_client_that_steps_down_is_evaluated_and_stored_as_what_it_is(go: Start) -> None:
@@ -289,7 +289,7 @@ def test_coming_and_going_survives_an_interruption(go: Start, tmp_path: Path, se
     whole = go(*sets, name="whole")
     assert query(whole, "SELECT count(*) FROM tasks WHERE outcome = 'offline'")[0][0] > 0
     with pytest.raises(KeyboardInterrupt):
-        go(*sets, name="stopped", watch=StopInTheMiddle())
+        go(*sets, name="stopped", observer=StopInTheMiddle())
     (resumed,) = resume_study(tmp_path / "stopped", Observer())
     assert results(resumed) == results(whole)
 
@@ -331,7 +331,7 @@ def test_late_tasks_cost_what_had_passed_when_they_were_cut_off(go: Start, tmp_p
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        go(*sets, policy, name="stopped", watch=StopInTheMiddle())
+        go(*sets, policy, name="stopped", observer=StopInTheMiddle())
     (resumed,) = resume_study(tmp_path / "stopped", Observer())
     assert results(resumed) == results(cut)
 

@@ -29,7 +29,7 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
 
     def start(name: str, *sets: str) -> Path:
         experiment = load_experiment("demo", (), (*TINIER, "participation.ratio=0.5", *sets))
-        folder = start_study(experiment, tmp_path / name, search=(), command="", watch=Observer())[0]
+        folder = start_study(experiment, tmp_path / name, search=(), command="", observer=Observer())[0]
         assert failures(folder) == []  # first, for it would explain every difference
         return folder
 

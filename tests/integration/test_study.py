@@ -15,7 +15,7 @@ import pytest
 from same_runs import results
 from small_runs import TINIER, query
 
-from fleetbed.analysis.tables.compare import compare
+from fleetbed.analysis.tables.compare import compare_runs
 from fleetbed.analysis.tables.runs import open_runs
 from fleetbed.cli.live import PlainObserver
 from fleetbed.emulator.engine.observer import Observer
@@ -40,9 +40,9 @@ class StopAfter(Observer):
             raise Stopped
 
 
-def study(folder: Path, *sets: str, watch: Observer | None = None) -> list[Path]:
+def study(folder: Path, *sets: str, observer: Observer | None = None) -> list[Path]:
     experiment = load_experiment("demo", (), (*TINIER, "processes=inline", *sets))
-    return start_study(experiment, folder, search=(), command="test", watch=watch or Observer())
+    return start_study(experiment, folder, search=(), command="test", observer=observer or Observer())
 
 
 NOISE = (".lock", ".sqlite-shm", ".sqlite-wal")
@@ -198,7 +198,7 @@ def test_a_run_that_never_began_is_not_removed_with_what_a_person_put_there(
 
 def test_an_unfinished_run_without_checkpoints_is_not_removed(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
-        study(tmp_path / "s", "rounds=3", watch=StopAfter(40))
+        study(tmp_path / "s", "rounds=3", observer=StopAfter(40))
     run = tmp_path / "s" / "heteroavg-sync-1"
     shutil.rmtree(run / "state")
     before = query(run, "SELECT * FROM tasks")
@@ -311,7 +311,7 @@ def test_a_run_without_any_merge_is_no_success(tmp_path: Path) -> None:
     out = io.StringIO()
     limited = "device_time_limit_s=1e-3"
     with pytest.raises(FleetbedError, match=r"not one result was merged \(tasks by outcome: \d+ late\)") as failed:
-        study(tmp_path / "s", limited, "seeds=[1, 2]", watch=PlainObserver(out))
+        study(tmp_path / "s", limited, "seeds=[1, 2]", observer=PlainObserver(out))
     assert failed.value.exit_code == 1
     assert "heteroavg-sync-1: without a result" in out.getvalue()
     assert "heteroavg-sync-2: without a result" in out.getvalue()  # the first did not keep it from being carried out
@@ -320,7 +320,7 @@ def test_a_run_without_any_merge_is_no_success(tmp_path: Path) -> None:
     runs = open_runs([tmp_path / "s"])
     assert [run.about.status for run in runs] == ["empty", "empty"]
     assert not any(run.finished for run in runs)
-    assert any("not one result was merged" in note for note in compare(runs, None, ()).notes)
+    assert any("not one result was merged" in note for note in compare_runs(runs, None, ()).notes)
 
 
 RESULT = re.compile(r"accuracy ([\d.]+)% after round (\d+)")
@@ -328,7 +328,7 @@ RESULT = re.compile(r"accuracy ([\d.]+)% after round (\d+)")
 
 def test_an_accuracy_is_shown_with_its_own_round_and_the_last_one_at_the_end(tmp_path: Path) -> None:
     out = io.StringIO()
-    folders = study(tmp_path / "s", "rounds=4", "seeds=[1, 2]", "evaluation.every=3", watch=PlainObserver(out))
+    folders = study(tmp_path / "s", "rounds=4", "seeds=[1, 2]", "evaluation.every=3", observer=PlainObserver(out))
     lines = out.getvalue().splitlines()
     shown = [RESULT.search(line) for line in lines if "accuracy" in line]
     assert len(shown) > 4

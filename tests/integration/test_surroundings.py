@@ -80,4 +80,4 @@ def test_a_run_whose_records_were_removed_does_not_end_as_done(tmp_path: Path, n
     experiment = load_experiment("demo", (), (*TINIER, "processes=inline"))
     file = tmp_path / "s" / "heteroavg-sync-1" / name
     with pytest.raises(FleetbedError, match="removed or replaced while the run was writing them"):
-        start_study(experiment, tmp_path / "s", search=(), command="", watch=Remover(lambda: file.unlink()))
+        start_study(experiment, tmp_path / "s", search=(), command="", observer=Remover(lambda: file.unlink()))

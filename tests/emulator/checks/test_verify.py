@@ -11,7 +11,7 @@ import pytest
 
 from fleetbed.emulator.checks import verify
 from fleetbed.emulator.checks.stress import fill
-from fleetbed.emulator.checks.verify import Finding, Proof, StressOrder, Subject, judge, summarise
+from fleetbed.emulator.checks.verify import Finding, Proof, StressOrder, Subject, judge, summarise_proofs
 from fleetbed.emulator.machine.calibration import Calibration, HostRate
 from fleetbed.profiles.types import Cpu, Device, Memory
 
@@ -64,14 +64,14 @@ def test_interference_is_what_the_others_cost() -> None:
         return Proof(knob, "a", 50.0, got, got / 50 - 1, "GFLOPS", -0.02, 0.02, ok, "pacing", other_cores=got / 100)
 
     calibration = Calibration("h", "now", HostRate(180.0, 120.0, 2, 0.0, 0.0, 0.0))
-    report = summarise(
+    report = summarise_proofs(
         [proof("rate alone", 50.0), proof("rate together", 49.0), proof("memory", 90.0)], [], calibration, 1.5
     )
     assert report.ok
     assert report.worst_interference == pytest.approx(0.02)
     assert report.other_cores == 0.5  # of the rate trials: memory does not mind
-    assert not report.quiet
-    assert not summarise([proof("rate alone", 40.0, ok=False)], [], calibration, 1.5).ok
+    assert not report.host_was_idle
+    assert not summarise_proofs([proof("rate alone", 40.0, ok=False)], [], calibration, 1.5).ok
 
 
 def test_caps_that_do_not_fit_are_skipped_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_caps_that_do_not_fit_are_skipped_with_a_sentence(monkeypatch: pytest.Mo
     devices = {"big": device(1, 6000), "small": device(1, 500), "twin": device(1, 500), "middle": device(1, 2000)}
     assert verify._memory_trials(devices, quick=False) == (
         ["small", "middle"],
-        ["memory of big: its cap of 6000 MiB does not fit into this host now"],
+        ["memory of big: its limit of 6000 MiB does not fit into this host's free memory"],
     )
     assert verify._memory_trials(devices, quick=True)[0] == ["small"]
 

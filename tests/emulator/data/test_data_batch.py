@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fleetbed.emulator.data import Dataset, augment, open_dataset, prepare
+from fleetbed.emulator.data import Dataset, augment, open_dataset, prepare_dataset
 from fleetbed.profiles.experiment import Data
 
 torch.set_num_threads(1)
@@ -18,7 +18,7 @@ Save = Callable[..., str]
 
 
 def dataset(arrays: dict[str, Any], save: Save, **settings: Any) -> Dataset:
-    return open_dataset(prepare(Data(name=save(arrays), **settings)))
+    return open_dataset(prepare_dataset(Data(name=save(arrays), **settings)))
 
 
 def test_normalised_by_the_statistics_of_the_training_split(arrays: dict[str, Any], save: Save) -> None:
@@ -114,6 +114,6 @@ def test_cutout_is_a_square_of_sixteen_cut_at_the_border() -> None:
 
 
 def test_batches_of_the_shipped_set_are_standardised() -> None:
-    x, _ = open_dataset(prepare(Data())).batch("train", np.arange(10_000))
+    x, _ = open_dataset(prepare_dataset(Data())).batch("train", np.arange(10_000))
     assert x.mean().item() == pytest.approx(0, abs=1e-4)
     assert x.std().item() == pytest.approx(1, abs=1e-4)

@@ -7,8 +7,8 @@ import pytest
 from fleetbed.emulator.engine.layout import Layout, lay_out
 from fleetbed.emulator.engine.observer import Observer
 from fleetbed.emulator.engine.timing import Modelled, TrainingCosts
-from fleetbed.emulator.run.fitting import fit, try_out
-from fleetbed.emulator.run.preparation import prepare
+from fleetbed.emulator.run.fitting import choose_variants, try_out
+from fleetbed.emulator.run.preparation import prepare_variants
 from fleetbed.models.work import Work
 from fleetbed.profiles import BadInput, load_experiment, runs
 from fleetbed.profiles.types import Device
@@ -29,7 +29,7 @@ def no_time(device: Device, variant: str, work: Work) -> float:
 def test_a_client_gets_what_it_is_assigned_even_where_it_does_not_fit() -> None:
     # at full width and batch 256 the largest ResNet is beyond the smallest board
     layout = laid_out("[resnet26, resnet10]", "{name: heteroavg}", "model.options={}", "training.batch=256")
-    choices = fit(layout, no_time)
+    choices = choose_variants(layout, no_time)
     assert [choices[number].variant for number in range(8)] == ["resnet26"] * 4 + ["resnet10"] * 4
     assert {choice.reason for choice in choices.values()} == {"the experiment assigns it"}
     smallest = layout.specs[0].device
@@ -43,18 +43,18 @@ def test_what_is_assigned_is_neither_tried_out_nor_capped() -> None:
             raise AssertionError(f"{variant} was tried out")
 
     layout = laid_out("[resnet10, resnet14]")
-    choices = fit(layout, no_time)
+    choices = choose_variants(layout, no_time)
     assert try_out(layout, choices, Trial()) == choices
     optimizer = layout.config.experiment.training.optimizer
     timing = Modelled(TrainingCosts(layout.family, layout.dataset.spec, optimizer))
     for assigned, capped in ((layout, False), (laid_out("[]"), True)):
-        found, _ = prepare(assigned, timing, None, dict.fromkeys(range(8), "resnet10"), Observer())
+        found, _ = prepare_variants(assigned, timing, None, dict.fromkeys(range(8), "resnet10"), Observer())
         assert {who.capped for who in found.participants.values()} == {capped}
 
 
 def test_a_variant_for_all_wins() -> None:
     layout = laid_out("[resnet10, resnet26]", "{name: fedavg, variant: resnet18}")
-    choices = fit(layout, no_time)
+    choices = choose_variants(layout, no_time)
     assert {choice.variant for choice in choices.values()} == {"resnet18"}
     assert {choice.reason for choice in choices.values()} == {"the experiment gives every client this variant"}
 

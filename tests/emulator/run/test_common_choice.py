@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fleetbed.emulator.engine.layout import Layout, lay_out
-from fleetbed.emulator.run.fitting import fit, try_out
+from fleetbed.emulator.run.fitting import choose_variants, try_out
 from fleetbed.models.cost.choose import Choice
 from fleetbed.models.work import Work
 from fleetbed.profiles import BadInput, load_experiment, runs
@@ -35,7 +35,7 @@ def seconds(device: Device, variant: str, work: Work) -> float:
 
 
 def chosen(config: RunConfig) -> dict[int, Choice]:
-    return fit(lay_out(config, ()), seconds)
+    return choose_variants(lay_out(config, ()), seconds)
 
 
 def variants(found: dict[int, Choice]) -> list[str | None]:
@@ -83,7 +83,7 @@ def test_what_is_common_is_tried_out_with_the_most_samples_of_any_method() -> No
 
     def tried(config: RunConfig) -> list[str | None]:
         layout: Layout = lay_out(config, ())
-        return variants(try_out(layout, fit(layout, seconds), Trial()))
+        return variants(try_out(layout, choose_variants(layout, seconds), Trial()))
 
     found = [tried(config) for config in configs("[{name: heteroavg}, {name: fedin}]", "{memory_margin: 0.1}")]
     assert found[0] == found[1]
