@@ -60,7 +60,7 @@ def test_the_parts_stand_beside_the_page(written: list[Path]) -> None:
 def test_the_page_says_what_was_run_and_under_which_caps(written: list[Path]) -> None:
     html = written[0].read_text()
     for text in (
-        "fedavg, fedin on 10 clients of 5 kinds (fleet synthetic), 6 rounds, seeds 1, 2.",
+        "fedavg, fedin on 10 clients with 5 kinds of device (fleet synthetic), 6 rounds, seeds 1, 2.",
         "Synthetic CPU @ 2.60GHz, 2 cores",
         "fleetbed run synthetic --seed 1",
         '<td class="text">pacing</td><td>10</td><td>0.2 %</td><td>0.3 %</td>',
@@ -128,7 +128,7 @@ def test_a_run_that_has_hardly_begun_has_a_report(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_bad_input(study: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(BadInput, match=r"--out .*file: cannot be written"):
+    with pytest.raises(BadInput, match=r"--out .*file: cannot write there"):
         write_report(open_runs([study]), tmp_path / "file" / "report.html", None, [])
 
 
@@ -186,7 +186,7 @@ def test_one_client_by_name_as_csv_and_json(study: Path) -> None:
     found = report_json(runs, "fedavg", [0.3], "7")
     assert [run["clients"][0].client for run in found["runs"]] == ["007"] * 4
     assert found["targets"] == [0.3]
-    with pytest.raises(BadInput, match=r"--client 900: no such client in .*; there are 000 to 009\."):
+    with pytest.raises(BadInput, match=r"--client 900: there is no such client in .*; its clients are 000 to 009\."):
         find_client(runs[0], "900")
 
 

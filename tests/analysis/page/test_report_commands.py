@@ -110,8 +110,8 @@ def test_bad_options_end_with_code_2_and_one_sentence(
     write_run(tmp_path / "other", "fedin", 1, data="cifar10")
     for args, says in (
         (("compare", study, tmp_path / "other"), "differ in their data"),
-        (("compare", study, "--base", "nobody"), "--base nobody: no such method among these runs"),
-        (("report", study, "--client", "77"), "--client 77: no such client"),
+        (("compare", study, "--base", "nobody"), "--base nobody: there is no such method in these runs"),
+        (("report", study, "--client", "77"), "--client 77: there is no such client"),
         (("plot", "pie", study), "there is no kind of plot 'pie'"),
         (("plot", "inco", study), "no run recorded theta or beta"),
         (("export", study, "--format", "xml"), "there is no format 'xml'"),

@@ -19,7 +19,7 @@ from test_report_commands import run_command
 from fleetbed.analysis.page.page import page
 from fleetbed.analysis.page.report import clients_csv, report_json
 from fleetbed.analysis.tables import by_round
-from fleetbed.analysis.tables.compare import compare, records, tables
+from fleetbed.analysis.tables.compare import compare_runs, records, tables
 from fleetbed.analysis.tables.export import export
 from fleetbed.analysis.tables.runs import open_runs
 from fleetbed.profiles.errors import BadInput
@@ -59,7 +59,7 @@ def analyse(folder: Path, out: Path) -> str:
     """All that is derived from records, but the figures: the sentence that refused it, or nothing."""
     try:
         runs = open_runs([folder])
-        found = compare(runs, None, [])
+        found = compare_runs(runs, None, [])
         page(found)
         for table in (*tables(found), *by_round.accuracy_tables(found), by_round.cost_table(found)):
             table.markdown()
@@ -320,12 +320,12 @@ def test_a_model_of_another_run_or_one_that_diverged(
     first = next(name for name, tensor in tensors.items() if tensor.is_floating_point())
     for changed, about, says in (
         ({**tensors, first: tensors[first] * torch.nan}, '{"variant": "resnet10"}', "the model diverged"),
-        ({first: tensors[first]}, '{"variant": "resnet10"}', "not a whole model of this run"),
-        ({**tensors, first: torch.zeros(3)}, '{"variant": "resnet10"}', "not a whole model of this run"),
+        ({first: tensors[first]}, '{"variant": "resnet10"}', "not an intact model of this run"),
+        ({**tensors, first: torch.zeros(3)}, '{"variant": "resnet10"}', "not an intact model of this run"),
         (tensors, '{"variant": "other"}', "its variant other is not one of"),
-        (tensors, '{"variant": 5}', "not a whole model of this run"),
-        (tensors, "[", "not a whole model of this run"),
-        (tensors, None, "not a whole model of this run"),
+        (tensors, '{"variant": 5}', "not an intact model of this run"),
+        (tensors, "[", "not an intact model of this run"),
+        (tensors, None, "not an intact model of this run"),
     ):
         save_file(changed, path, metadata=None if about is None else {"values": about})
         assert says in command(("plot", "updates"), damaged, tmp_path, capsys)

@@ -18,11 +18,11 @@ from synthetic_runs import write_run, write_study
 from test_report import embedded
 from test_report_commands import run_command
 
-from fleetbed.analysis.figures.plot import plot
+from fleetbed.analysis.figures.plot import draw_plot
 from fleetbed.analysis.page.conditions import conditions
 from fleetbed.analysis.page.page import page
 from fleetbed.analysis.page.report import report_json, write_report
-from fleetbed.analysis.tables.compare import compare, records, side_by_side, tables
+from fleetbed.analysis.tables.compare import compare_runs, records, side_by_side, tables
 from fleetbed.analysis.tables.curves import band, curve
 from fleetbed.analysis.tables.export import export, scalars
 from fleetbed.analysis.tables.notes import cautions, variant_notes
@@ -54,7 +54,7 @@ def test_a_curve_has_a_gap_where_no_model_has_a_finite_loss(tmp_path: Path) -> N
 def test_divergence_is_said_and_costs_no_command_its_result(tmp_path: Path) -> None:
     run = diverging(tmp_path)
     said = "fedavg-sync-1 diverged in round 2: the loss of 1 of 2 models is not finite."
-    found = compare([run], None, [])
+    found = compare_runs([run], None, [])
     assert any(note.startswith(said) for note in found.notes)
     assert tables(found)[0].rows[0][2:4] == ("diverged", "30.0 %")
     (row,) = records(found)
@@ -63,7 +63,7 @@ def test_divergence_is_said_and_costs_no_command_its_result(tmp_path: Path) -> N
     assert said in html.split("<main>")[0]
     assert embedded(html)["curves"]["time"][0]["mean"] == [0.1, 0.2, 0.3, None, None]
     for kind in ("time", "rounds", "bytes", "joules", "flops"):
-        assert plot(kind, [run], tmp_path / "figures", [])
+        assert draw_plot(kind, [run], tmp_path / "figures", [])
     write_report([run], tmp_path / "r.html", None, [])
     for form in ("csv", "chrome-trace"):
         for path in export([run], form, tmp_path / "out"):
@@ -80,7 +80,7 @@ def test_a_seed_that_diverged_is_counted_and_not_averaged(tmp_path: Path) -> Non
     found = band(series, "time")
     assert found is not None
     np.testing.assert_allclose(found.mean, [0.1, 0.2, 0.3, 0.4, 0.5])
-    assert tables(compare([gone, sound], None, []))[0].rows[0][2] == "50.0 % (1 of 2 seeds diverged)"
+    assert tables(compare_runs([gone, sound], None, []))[0].rows[0][2] == "50.0 % (1 of 2 seeds diverged)"
 
 
 def test_nothing_but_divergence_still_has_a_report(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_methods_that_trained_different_variants_are_named_on_the_first_page(tmp
     same = [_with_variants(run, *["resnet26"] * 8) for run in (fedavg, fedin)]
     assert variant_notes(series_of(same)) == []
     mixed = [same[0], _with_variants(fedin, *["resnet18"] * 2, *["resnet26"] * 6)]
-    found = compare(mixed, None, [])
+    found = compare_runs(mixed, None, [])
     said = "trained different variants, so part of a difference may come from the models: "
     said += "fedavg 8 × resnet26; fedin 2 × resnet18, 6 × resnet26."
     assert any(said in note for note in found.notes)
