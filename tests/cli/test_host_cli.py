@@ -53,7 +53,7 @@ def test_calibrate_keeps_what_it_measured(capsys: pytest.CaptureFixture[str], mo
     assert run("calibrate") == 0
     out = capsys.readouterr()
     assert first["id"] in out.out
-    assert "one core alone 180.0 GFLOPS (spread 1.0%)" in out.out
+    assert "one core alone: 180.0 GFLOPS (spread 1.0%)" in out.out
     assert out.err == ""
 
 
@@ -62,8 +62,8 @@ def test_calibrate_warns_on_a_busy_host(capsys: pytest.CaptureFixture[str], monk
     assert run("calibrate") == 0
     told = capsys.readouterr()
     assert "others kept 1.3 cores busy" in told.err
-    assert "is not kept" in told.err
-    assert "kept in" not in told.out
+    assert "was not saved" in told.err
+    assert "saved in" not in told.out
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_verify_fails_beyond_the_bar(capsys: pytest.CaptureFixture[str], finding
     assert run("verify", "--devices", "raspberry-pi-5-8gb") == 1
     out = capsys.readouterr()
     assert "-9.09%" in out.out
-    assert "others kept up to 0.9 cores busy" in out.err
+    assert "other processes used up to 0.9 cores" in out.err
 
 
 def test_verify_refuses_an_unknown_device(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,15 +124,15 @@ def test_measure_warns_where_a_step_did_not_repeat(
     steady = board.measure_classes(1)
     monkeypatch.setattr(board, "measure_classes", lambda _: replace(steady, spread=1.3))
     assert run("profiles", "measure", "--name", "b") == 0
-    assert "took times that are 130% apart" in capsys.readouterr().err
+    assert "times of the same training step differ by 130%" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_measured")
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--out", "there.yaml"], "there.yaml: this file exists already"),
-        (["--out", "nowhere/b.yaml"], "there is no folder nowhere"),
+        (["--out", "there.yaml"], "there.yaml: this file already exists"),
+        (["--out", "nowhere/b.yaml"], "the folder nowhere does not exist"),
         (["--link", "wifi9"], "wifi9"),
     ],
 )
