@@ -48,7 +48,7 @@ def test_a_table_the_errors_and_a_plot(tmp_path: Path, capsys: pytest.CaptureFix
     assert "derived" in out.out
     assert "row 4 is skipped: there is no model other" in out.err
     assert 'row 5 is skipped: value is "0", but a time above 0 is needed' in out.err
-    assert out.err.count("no class knows the operator odd::op of net") == 1
+    assert out.err.count("the operator odd::op of net, net is in no class") == 1
     for suffix in ("png", "pdf"):
         assert (tmp_path / "there" / f"device-time.{suffix}").stat().st_size > 1000
 

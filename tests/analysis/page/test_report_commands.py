@@ -116,7 +116,7 @@ def test_bad_options_end_with_code_2_and_one_sentence(
         (("plot", "inco", study), "no run recorded theta or beta"),
         (("export", study, "--format", "xml"), "there is no format 'xml'"),
         (("privacy", "sigma", "--delta", 2), "--delta is 2"),
-        (("privacy", "reconstruct", study / "fedin-sync-1"), "there are no final models in it"),
+        (("privacy", "reconstruct", study / "fedin-sync-1"), "it has no final models"),
     ):
         assert run_command(*args) == 2, args
         err = capsys.readouterr().err
