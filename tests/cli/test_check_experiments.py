@@ -1,4 +1,4 @@
-"""`profiles check` of experiments: what they name exists and goes together, and every mistake is listed."""
+"""`profiles check` of experiments: everything they refer to exists and fits together, and every mistake is listed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_base_is_sound(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         ),
     ],
 )
-def test_what_does_not_exist_or_fit(
+def test_missing_or_inconsistent_settings(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, sets: list[str], says: str
 ) -> None:
     (sentence, *_) = check(capsys, tmp_path / "x.yaml", *sets)
@@ -108,7 +108,7 @@ def test_all_mistakes_are_listed(capsys: pytest.CaptureFixture[str], tmp_path: P
         assert any(key in sentence for sentence in found), key
 
 
-def test_nothing_is_said_twice(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_no_mistake_is_listed_twice(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A value that is wrong by itself has no consequences: nothing else is known of it."""
     for change in ("policies=[{kind: deadline, deadline_s: -1}]", "algorithms.0.name=3", "fleet=", "algorithms=[]"):
         assert len(check(capsys, tmp_path / "x.yaml", change)) == 1, change

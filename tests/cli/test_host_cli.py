@@ -15,7 +15,7 @@ from fleetbed.emulator.machine import calibration
 from fleetbed.emulator.machine.calibration import HostRate
 from fleetbed.profiles.types import Rates
 
-QUIET = HostRate(180.0, 120.0, 2, 0.01, 0.02, other_cores=0.0)
+IDLE = HostRate(180.0, 120.0, 2, 0.01, 0.02, other_cores=0.0)
 BUSY = HostRate(90.0, 60.0, 2, 0.5, 0.5, other_cores=1.3)
 
 
@@ -45,8 +45,8 @@ def test_doctor_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert {knob["status"] for knob in report["knobs"]} <= {"enforced", "modelled", "unavailable"}
 
 
-def test_calibrate_keeps_what_it_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "measure_rate", lambda: QUIET)
+def test_calibrate_saves_its_measurement(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "measure_rate", lambda: IDLE)
     assert run("calibrate", "--json") == 0
     first = json.loads(capsys.readouterr().out)
     assert first["calibration"]["rate"]["alone_gflops"] == 180.0
@@ -70,12 +70,14 @@ def test_calibrate_warns_on_a_busy_host(capsys: pytest.CaptureFixture[str], monk
 def findings(monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     """What the hogs will be said to have found; nothing is run."""
     found: list[Finding] = []
-    monkeypatch.setattr(calibration, "measure_rate", lambda: QUIET)
+    monkeypatch.setattr(calibration, "measure_rate", lambda: IDLE)
     monkeypatch.setattr(verify, "_findings", lambda _order: iter(found))
     return found
 
 
-def test_verify_says_what_was_asked_and_got(capsys: pytest.CaptureFixture[str], findings: list[Finding]) -> None:
+def test_verify_prints_requested_and_measured_values(
+    capsys: pytest.CaptureFixture[str], findings: list[Finding]
+) -> None:
     findings.append(Finding("rate alone", "raspberry-pi-5-8gb", 2.0, 2.002, "pacing"))
     assert run("verify", "--devices", "raspberry-pi-5-8gb", "--json") == 0
     (proof,) = json.loads(capsys.readouterr().out)["proofs"]

@@ -1,4 +1,4 @@
-"""`fleetbed models`: what variants cost and who can train which, from the command line."""
+"""`fleetbed models`: costs of variants, and which devices can train them, from the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fleetbed profiles`, `fleetbed schema`, and what main makes of errors."""
+"""`fleetbed profiles`, `fleetbed schema`, and the errors that main handles."""
 
 import json
 import os
@@ -190,7 +190,7 @@ def test_a_file_whose_kind_is_not_plain_needs_the_kind(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("kind", ["device", "link", "fleet", "experiment"])
-def test_schema_prints_what_is_shipped(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+def test_schema_prints_the_shipped_schema(capsys: pytest.CaptureFixture[str], kind: str) -> None:
     code, out, _ = run(capsys, "schema", kind)
     assert code == 0
     assert out == (shipped() / "schemas" / f"{kind}.json").read_text()

@@ -71,7 +71,7 @@ def test_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (HEADER + ROW.format(model="net", value=1, unit="fortnights"), "row 2: unit is"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_and_nothing_written(
+def test_a_file_that_cannot_be_compared_is_refused_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, sentence: str
 ) -> None:
     if content is not None:

@@ -1,4 +1,4 @@
-"""What tests with real processes need."""
+"""Fixtures of tests with real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client's bad reply costs it the task and nobody else anything; a method that fails says where, and is resumed."""
+"""A bad reply fails only its own task; a method that fails is reported with file and line, and can be resumed."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class Spoiler(Observer):
         return outcome
 
 
-def test_what_is_not_finite_in_shared_memory_is_noticed(start: Start) -> None:
+def test_values_that_are_not_finite_in_shared_memory_are_noticed(start: Start) -> None:
     observer = Spoiler()
     folder = start("model.options={base_width: 16}", "model.variants=[resnet10]", observer=observer)
     assert observer.spoilt == 2
@@ -246,7 +246,7 @@ def test_a_method_that_gives_back_something_else_is_named(
         start(*TINIER, "processes=inline")
 
 
-def test_what_a_method_reports_of_its_tasks_is_recorded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_of_tasks_are_recorded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
     client = heteroavg.Method.client

@@ -1,4 +1,4 @@
-"""Whatever became of a run's folder: resumed it ends with the undisturbed result, or with one sentence."""
+"""However a run's folder is damaged, resuming gives the undisturbed result or one sentence."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def spoil(attempt: Attempt, name: str, kind: str, seed: int) -> str:
     return sentence
 
 
-def test_what_is_not_damaged_comes_to_the_same(attempt: Attempt) -> None:
+def test_an_undamaged_folder_gives_the_same_result(attempt: Attempt) -> None:
     assert attempt(lambda _: None) == ""
 
 

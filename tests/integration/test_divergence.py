@@ -1,4 +1,4 @@
-"""Training that diverges is a result: the run goes on or ends as it is told, is recorded, resumed and evaluated."""
+"""Training that diverges is a result: the run continues or stops as configured, and is recorded, resumed and evaluated."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_diverged_run_is_resumed_to_the_same_result(start: Start, method: str)
     assert query(cut, "SELECT count(*) FROM evaluations WHERE loss IS NULL") != [(0,)]
 
 
-def test_it_stops_where_it_is_told_to_and_again_when_it_is_resumed(start: Start, tmp_path: Path) -> None:
+def test_it_stops_on_divergence_and_again_when_it_is_resumed(start: Start, tmp_path: Path) -> None:
     told = (*sets("heteroavg"), "training.on_divergence=stop")
     with pytest.raises(FleetbedError) as caught:
         start(*told)
@@ -120,7 +120,7 @@ def test_it_stops_where_it_is_told_to_and_again_when_it_is_resumed(start: Start,
     assert len(query(folder, NOTICES)) == 1
 
 
-def test_a_merge_that_overflows_is_said_and_does_not_crash(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_that_overflows_is_reported_and_does_not_crash(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     merge = heteroavg.Method.merge
 
     def overflows(self: heteroavg.Method, state: Bundle, arrivals: object, stage: str, version: int) -> object:

@@ -95,7 +95,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 @pytest.mark.parametrize("kib", [700, *(pytest.param(kib, marks=pytest.mark.slow) for kib in (20, 60, 100, 300, 500))])
-def test_a_full_disk_is_a_sentence_and_the_run_goes_on_when_there_is_room(
+def test_a_full_disk_is_one_sentence_and_the_run_resumes_when_there_is_space(
     go: Start, tmp_path: Path, small_disk: Callable[[int], Path], kib: int
 ) -> None:
     sets = ("processes=inline", "rounds=4")
@@ -108,7 +108,7 @@ def test_a_full_disk_is_a_sentence_and_the_run_goes_on_when_there_is_room(
     assert results(resumed) == whole
 
 
-def test_a_host_that_cannot_write_what_a_client_keeps_ends_the_run_and_it_goes_on(
+def test_a_client_state_that_cannot_be_written_ends_the_run_which_can_be_resumed(
     go: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sets = ("processes=inline", "algorithms=[{name: fedhe, params: {batch: 4}}]", "evaluation.every=2")

@@ -1,4 +1,4 @@
-"""What a dry run says is what the run then does: device time, tasks, lost work; and what would help."""
+"""A dry run predicts the run: device time, tasks and lost work; and gives advice."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def slow_kind(both: Both, tmp_path: Path) -> tuple[tuple[str, ...], float, float
     return sets, (max(needed[0], needed[1]) + min(needed[2], needed[3])) / 2, max(needed.values())
 
 
-def test_a_deadline_that_a_kind_of_device_misses_is_told_before_and_at_the_start(
+def test_a_deadline_that_a_kind_of_device_misses_is_reported_in_forecast_and_run(
     both: Both, slow_kind: tuple[tuple[str, ...], float, float]
 ) -> None:
     sets, deadline_s, needed_s = slow_kind
@@ -138,7 +138,9 @@ def test_the_budget_that_is_named_helps(both: Both, slow_kind: tuple[tuple[str, 
     assert query(folder, "SELECT count(*) FROM tasks WHERE outcome = 'late'") == [(0,)]
 
 
-def test_what_can_be_met_is_not_warned_of(both: Both, slow_kind: tuple[tuple[str, ...], float, float]) -> None:
+def test_a_deadline_that_can_be_met_gives_no_warning(
+    both: Both, slow_kind: tuple[tuple[str, ...], float, float]
+) -> None:
     sets, _, needed_s = slow_kind
     heard = Heard()
     told, _ = both(*sets, f"policies=[{{kind: deadline, deadline_s: {1.1 * needed_s}}}]", observer=heard)

@@ -1,4 +1,4 @@
-"""A run that was ended at any moment goes on, and ends with what an undisturbed one ends with."""
+"""A run that was stopped at any moment can be resumed, with the same result as an undisturbed one."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, stopped: 
     assert results(folder) == whole
 
 
-def test_when_every_checkpoint_is_damaged_it_says_what_to_do(stopped: Path) -> None:
+def test_if_every_checkpoint_is_damaged_the_message_gives_advice(stopped: Path) -> None:
     for path in _checkpoints(stopped):
         damage(path, at=0.01)  # in the header, where no tensor lies
     with pytest.raises(Exception, match=r"checkpoint-.*checkpoint-.*move .* away, and --resume carries"):
@@ -233,7 +233,7 @@ def _edit_study(folder: Path, **changes: Any) -> None:
     (folder / "study.json").write_bytes(msgspec.json.encode(content))
 
 
-def test_another_configuration_is_refused_and_what_differs_is_named(stopped: Path) -> None:
+def test_another_configuration_is_refused_with_the_differences(stopped: Path) -> None:
     _edit_study(stopped, batch=8)
     with pytest.raises(BadInput, match=r"configuration.*experiment\.training\.batch \(4 then, 8 now\)"):
         resume_study(stopped, Observer())

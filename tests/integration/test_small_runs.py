@@ -114,7 +114,7 @@ def test_clients_that_keep_their_heap_give_the_same_results_and_their_peak_is_th
         assert query(kept, sql) == query(given_back, sql)
 
 
-def test_what_a_run_records(start: Start) -> None:
+def test_records_of_a_run(start: Start) -> None:
     folder = start()
     assert query(folder, "SELECT DISTINCT outcome FROM tasks") == [("ok",)]
     assert query(folder, "SELECT version, round, merged FROM rounds") == [(1, 1, 8), (2, 2, 8)]
@@ -212,7 +212,7 @@ def test_the_folder_of_another_run_is_not_touched(start: Start) -> None:
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
-def test_what_is_refused_leaves_no_folder(start: Start, tmp_path: Path) -> None:
+def test_a_refused_run_leaves_no_folder(start: Start, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="method"):
         start("algorithms=[{name: hetroavg}]")
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""A study and its folder: what is added to it, what is kept, what is refused, and how it ends."""
+"""A study and its folder: added rounds, files that must stay, refusals, and exit codes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ EXTENDED = {
     [pytest.param(sets, id=name, marks=[] if name in ("sync", "async") else [pytest.mark.slow])
      for name, sets in EXTENDED.items()],
 )  # fmt: skip
-def test_a_run_with_rounds_added_is_what_it_had_been_with_so_many(tmp_path: Path, sets: tuple[str, ...]) -> None:
+def test_a_run_with_added_rounds_equals_one_with_all_rounds(tmp_path: Path, sets: tuple[str, ...]) -> None:
     (expected,) = study(tmp_path / "whole", *sets, "rounds=5")
     (folder,) = study(tmp_path / "s", *sets, "rounds=2")
     add_rounds(tmp_path / "s", ["rounds=4"])
@@ -166,7 +166,7 @@ def test_rounds_are_not_added_to_a_replay(tmp_path: Path, done: Path) -> None:
 # what is kept
 
 
-def test_a_finished_run_is_left_alone_whatever_is_missing_beside_its_records(tmp_path: Path, done: Path) -> None:
+def test_a_finished_run_is_not_changed_even_if_other_files_are_missing(tmp_path: Path, done: Path) -> None:
     folder = copied(done, tmp_path)
     run = folder / "heteroavg-sync-1"
     for name in ("state", "models"):
@@ -180,9 +180,7 @@ def test_a_finished_run_is_left_alone_whatever_is_missing_beside_its_records(tmp
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "state/notes.txt", "state/client-000/task-00000001.safetensors"])
-def test_a_run_that_never_began_is_not_removed_with_what_a_person_put_there(
-    tmp_path: Path, done: Path, name: str
-) -> None:
+def test_an_unstarted_run_with_other_files_is_not_removed(tmp_path: Path, done: Path, name: str) -> None:
     folder = copied(done, tmp_path)
     run = folder / "heteroavg-sync-1"
     for path in ("state", "models"):
@@ -292,7 +290,7 @@ def test_the_folder_is_taken_before_anything_is_laid_out(tmp_path: Path, monkeyp
         "policies=[{kind: deadline, deadline_s: 1e-3}]",  # refused by the run itself
     ],
 )
-def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, setting: str) -> None:
+def test_a_refused_study_leaves_nothing_behind(tmp_path: Path, setting: str) -> None:
     with pytest.raises(BadInput):
         study(tmp_path / "a" / "b" / "s", setting)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Every way in which a profile can be wrong, and the sentence it gets."""
+"""Every mistake that a profile can have, and its sentence."""
 
 from copy import deepcopy
 from pathlib import Path

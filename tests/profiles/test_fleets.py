@@ -1,4 +1,4 @@
-"""From a fleet's lines to its clients: apportionment, overrides, links, names."""
+"""The clients of a fleet: apportionment, overrides, links, names."""
 
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def test_overrides_replace_figures_and_say_so() -> None:
     assert origin["memory.visible_mib"].kind == "measured"
 
 
-def test_an_override_may_give_what_the_device_lacks() -> None:
+def test_an_override_may_add_a_figure_that_the_device_lacks() -> None:
     override: dict[str, int | float | str] = {
         "throttle.after_s": 60,
         "throttle.rate": 0.5,

@@ -1,4 +1,4 @@
-"""Generated garbage at every loader: a profile or a BadInput of one line comes back, nothing else ever."""
+"""Generated garbage at every loader: the result is a profile or a BadInput of one line, never anything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shipped: it loads, it is whole, and each figure says where it comes from."""
+"""The shipped profiles load and are complete, and each figure has a source."""
 
 from collections import Counter
 

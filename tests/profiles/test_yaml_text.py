@@ -1,4 +1,4 @@
-"""Strict YAML: what scalars mean, and what is refused."""
+"""Strict YAML: the meaning of scalars, and refusals."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every kind of plot is drawn, labelled and saved; what cannot be drawn is said in a sentence."""
+"""Every kind of plot is drawn, labelled and saved; a plot that cannot be drawn is refused with one sentence."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_saving_twice_gives_the_same_bytes(runs: list[Run], tmp_path: Path) -> N
     assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
 
 
-def test_a_method_has_one_colour_whatever_stands_beside_it() -> None:
+def test_a_method_always_has_the_same_colour() -> None:
     def series(*methods: str) -> list[Series]:
         return [Series(method, method, "sync", ()) for method in methods]
 
@@ -103,7 +103,7 @@ def test_a_method_has_one_colour_whatever_stands_beside_it() -> None:
     assert len(set(COLOURS)) == 7
 
 
-def test_the_front_holds_what_nothing_beats() -> None:
+def test_the_pareto_front_has_the_points_that_no_other_beats() -> None:
     assert pareto_front([(3, 0.9), (1, 0.5), (2, 0.4), (2, 0.7), (4, 0.8)]) == [(1, 0.5), (2, 0.7), (3, 0.9)]
 
 
@@ -117,7 +117,7 @@ def test_models_are_rebuilt_with_their_weights_and_found_again_at_their_start(ru
     assert moved == pytest.approx([0.01] * len(moved), rel=0.2)  # what write_models added
 
 
-def test_what_cannot_be_drawn_is_said(runs: list[Run], tmp_path: Path) -> None:
+def test_a_plot_that_cannot_be_drawn_is_refused(runs: list[Run], tmp_path: Path) -> None:
     lone = open_run(write_run(tmp_path, "fedavg", rounds=2))
     with pytest.raises(BadInput, match="plot inco: no run recorded theta or beta"):
         draw_plot("inco", [lone], tmp_path, [])

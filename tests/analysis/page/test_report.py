@@ -1,4 +1,4 @@
-"""The report's page and its parts: whole, self-contained, safe, and right about what it says."""
+"""The report page and its parts are complete, self-contained, safe and correct."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_page_needs_nothing_from_outside(written: list[Path]) -> None:
     assert "default-src 'none'" in html
 
 
-def test_the_parts_stand_beside_the_page(written: list[Path]) -> None:
+def test_the_parts_are_written_next_to_the_page(written: list[Path]) -> None:
     first, *parts = written
     figures = [f"accuracy_{axis}.{kind}" for axis in ("time", "rounds", "bytes", "joules") for kind in ("png", "pdf")]
     assert {p.name for p in parts} == {*figures, "comparison.csv", "clients.csv", "rounds.csv", "curves.csv"}
@@ -57,7 +57,7 @@ def test_the_parts_stand_beside_the_page(written: list[Path]) -> None:
         assert len(list(csv.DictReader(file))) == 4 * 6
 
 
-def test_the_page_says_what_was_run_and_under_which_caps(written: list[Path]) -> None:
+def test_the_page_shows_the_runs_and_their_limits(written: list[Path]) -> None:
     html = written[0].read_text()
     for text in (
         "fedavg, fedin on 10 clients with 5 kinds of device (fleet synthetic), 6 rounds, seeds 1, 2.",
@@ -69,7 +69,7 @@ def test_the_page_says_what_was_run_and_under_which_caps(written: list[Path]) ->
         assert text in html, text
 
 
-def test_what_the_host_could_do_is_not_taken_for_what_the_run_did(study: Path) -> None:
+def test_limits_of_the_host_are_not_shown_as_limits_of_the_run(study: Path) -> None:
     run = open_run(study / "fedavg-sync-1")
     modelled = tuple(msgspec.structs.replace(c, status="modelled", backend="prediction", got=None) for c in run.caps)
     told = conditions([replace(run, caps=tuple(cap for cap in modelled if cap.knob == "memory"))])
@@ -97,7 +97,7 @@ def test_the_embedded_tasks_are_those_of_the_run(study: Path, written: list[Path
         assert data["outcomes"][columns["outcome"][place]] == task.outcome
 
 
-def test_what_is_written_in_a_run_cannot_become_code_in_the_page(tmp_path: Path) -> None:
+def test_text_of_a_run_cannot_become_code_in_the_page(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script><b>&"
     write_run(tmp_path / "runs", title=evil, rounds=1)
     text = page(side_by_side(open_runs([tmp_path / "runs"]), None, []))

@@ -1,4 +1,4 @@
-"""The commands on runs: what they print and write, and one sentence with exit code 2 for bad input."""
+"""The commands on runs: their output and files, and one sentence with exit code 2 for bad input."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def test_compare_in_its_forms(study: Path, capsys: pytest.CaptureFixture[str]) -
     assert [row["method"] for row in json.loads(capsys.readouterr().out)["methods"]] == ["fedavg", "fedin"]
 
 
-def test_plot_and_export_print_what_they_wrote(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plot_and_export_print_the_files_they_wrote(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_command("plot", "groups", study, "--out", tmp_path) == 0
     assert capsys.readouterr().out.split() == [str(tmp_path / "groups.png"), str(tmp_path / "groups.pdf")]
     assert run_command("export", study / "fedin-sync-1", "--format", "chrome-trace", "--out", tmp_path) == 0

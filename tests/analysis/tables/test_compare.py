@@ -1,4 +1,4 @@
-"""Comparisons against numbers worked out by hand."""
+"""Comparisons against numbers calculated by hand."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_speed_up_is_over_the_seeds_of_both(runs: list[Run]) -> None:
     assert other["speed_up_0.3"] == pytest.approx((10 + 10) / (5 + 5))
 
 
-def test_a_method_that_never_gets_there_says_so(runs: list[Run]) -> None:
+def test_a_target_that_is_never_reached(runs: list[Run]) -> None:
     written = tables(compare_runs(runs, None, [0.5, 0.65]))[0].rows[1]
     assert "reached by 1 of 2" in written
     assert "not reached" in tables(compare_runs(runs, None, [0.95]))[0].rows[0]
@@ -101,7 +101,7 @@ def test_other_data_is_refused_and_other_targets_too_unless_one_is_named(tmp_pat
     assert compare_runs(mixed, None, [0.6]).targets == (0.6,)
 
 
-def test_what_else_differs_is_in_the_notes(tmp_path: Path, runs: list[Run]) -> None:
+def test_other_differences_are_in_the_notes(tmp_path: Path, runs: list[Run]) -> None:
     other_fleet = msgspec.structs.replace(runs[3].config.experiment, fleet="elsewhere")
     moved = replace(runs[3], config=msgspec.structs.replace(runs[3].config, experiment=other_fleet))
     assert "These runs differ in their fleet: elsewhere; synthetic." in compare_runs([runs[0], moved], None, []).notes

@@ -1,4 +1,4 @@
-"""Damaged run folders: every command gives one sentence and exit code 2, or a result that says what is missing."""
+"""Damaged run folders: every command ends with one sentence and exit code 2, or a result that lists what is missing."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_study_with_one_damaged_run_names_it(
     assert str(damaged / "run.sqlite") in said
 
 
-def test_a_locked_database_is_said_to_be_locked(damaged: Path, tmp_path: Path) -> None:
+def test_a_locked_database_is_reported_as_locked(damaged: Path, tmp_path: Path) -> None:
     holder = sqlite3.connect(damaged / "run.sqlite", isolation_level=None)
     holder.execute("PRAGMA locking_mode=EXCLUSIVE")
     holder.execute("PRAGMA journal_mode=WAL")

@@ -1,4 +1,4 @@
-"""What a reader must know stands on the report's first page and below the tables: divergence, variants, the host."""
+"""Cautions are on the report's first page and below the tables: divergence, variants, the host."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_curve_has_a_gap_where_no_model_has_a_finite_loss(tmp_path: Path) -> N
     assert found.first_reaching(0.4) is None
 
 
-def test_divergence_is_said_and_costs_no_command_its_result(tmp_path: Path) -> None:
+def test_divergence_is_reported_and_every_command_still_works(tmp_path: Path) -> None:
     run = diverging(tmp_path)
     said = "fedavg-sync-1 diverged in round 2: the loss of 1 of 2 models is not finite."
     found = compare_runs([run], None, [])
@@ -140,7 +140,7 @@ def test_a_client_that_stepped_down_in_one_method_is_noticed(tmp_path: Path) -> 
     assert f"1 × {fedin.tasks[-1].variant}, then resnet10" in variant_notes(series_of([fedavg, down]))[0]
 
 
-def test_what_the_host_could_also_enforce_is_shown(tmp_path: Path) -> None:
+def test_limits_that_the_host_could_also_enforce_are_shown(tmp_path: Path) -> None:
     run = open_run(write_run(tmp_path, rounds=1))
     modelled = tuple(msgspec.structs.replace(cap, status="modelled", backend="plan") for cap in run.caps)
     told = conditions([replace(run, caps=modelled)])
@@ -151,7 +151,7 @@ def test_what_the_host_could_also_enforce_is_shown(tmp_path: Path) -> None:
     assert "no GPU To enable: buy one" in conditions([replace(run, meta={**run.meta, "host_can": [knob]})])
 
 
-def test_what_a_method_reported_of_its_tasks_is_in_report_and_exports(tmp_path: Path) -> None:
+def test_metrics_of_tasks_are_in_report_and_exports(tmp_path: Path) -> None:
     run = open_run(write_run(tmp_path, rounds=2))
     tasks = [task for task in run.tasks if task.client in (0, 1)]
     values = {task.task: float(number) for number, task in enumerate(tasks)}

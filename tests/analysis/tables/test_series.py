@@ -1,4 +1,4 @@
-"""Accuracies of different series (whose models, on which data) are never mixed or set side by side."""
+"""Accuracies of different series (other models or other data) are never mixed or compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs are sorted into series by what they are, not by where they lie."""
+"""Runs are grouped into series by their configuration, not by their folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_methods_keep_the_order_of_the_experiment_and_seeds_go_together(tmp_path
     assert [(s.label, s.seeds) for s in series_of(runs)] == [("fedin", (1, 2)), ("fedavg", (1, 2))]
 
 
-def test_a_policy_is_named_only_where_there_are_several(tmp_path: Path) -> None:
+def test_a_label_has_the_policy_only_if_there_are_several(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "fedavg", rounds=1)
     write_run(tmp_path / "a", "fedavg", rounds=1, policy=Policy(kind="async"))
     assert [s.label for s in series_of(open_runs([tmp_path / "a"]))] == ["fedavg, async", "fedavg, sync"]
@@ -51,7 +51,7 @@ def test_the_base_is_named_or_the_first(tmp_path: Path) -> None:
         base_series(series, "fedx")
 
 
-def test_differences_are_said_and_sameness_is_not(tmp_path: Path) -> None:
+def test_only_differences_are_reported(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "fedavg", rounds=1)
     write_run(tmp_path / "b", "fedin", rounds=1)
     assert run_differences(open_runs([tmp_path / "a", tmp_path / "b"])) == {}

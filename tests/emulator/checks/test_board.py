@@ -29,7 +29,7 @@ def _rated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_rated")
-def test_the_profile_is_what_was_measured_and_loads(tmp_path: Path) -> None:
+def test_the_profile_has_the_measured_values_and_loads(tmp_path: Path) -> None:
     file = tmp_path / "board.yaml"
     measured, classes = board.measure_board("My board", "wifi5")
     file.write_text(board.as_yaml(measured))

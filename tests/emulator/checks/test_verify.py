@@ -1,4 +1,4 @@
-"""What is tried, how it is judged, and the hogs themselves on small caps."""
+"""The choice of trials, their evaluation, and the hogs themselves under small limits."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_every_device_is_tried_and_every_batch_is_full() -> None:
     ]
 
 
-def test_interference_is_what_the_others_cost() -> None:
+def test_interference_is_the_loss_caused_by_other_clients() -> None:
     def proof(knob: str, got: float, ok: bool = True) -> Proof:
         return Proof(knob, "a", 50.0, got, got / 50 - 1, "GFLOPS", -0.02, 0.02, ok, "pacing", other_cores=got / 100)
 
@@ -93,7 +93,7 @@ def test_the_shipped_boards_from_the_slowest_to_the_fastest() -> None:
 
 
 @pytest.mark.slow
-def test_the_hogs_do_what_they_are_told(tmp_path: Path) -> None:
+def test_the_hogs_reach_their_limits(tmp_path: Path) -> None:
     subject = Subject("small", 10.0, 128 * MIB)
     order = StressOrder(rate=(subject,), memory=(subject,), time_scale=0.5, task_s=0.2)
     command = [sys.executable, "-m", "fleetbed.emulator.checks.stress"]

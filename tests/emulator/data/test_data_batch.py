@@ -57,7 +57,7 @@ def test_a_batch_is_a_copy_that_may_be_changed(arrays: dict[str, Any], save: Sav
     assert labels.tolist() == [0, 1, 2, 0, 1]
 
 
-def test_only_what_is_named_and_given_a_generator_is_augmented(arrays: dict[str, Any], save: Save) -> None:
+def test_only_selected_augmentations_with_a_generator_are_applied(arrays: dict[str, Any], save: Save) -> None:
     # enlarged, for a hole of 16 pixels would cover all of an image of 6
     plain = dataset(arrays, save, image_size=32).batch("train", np.arange(30), np.random.default_rng(0))[0]
     augmenting = dataset(arrays, save, image_size=32, augment=("crop", "flip", "cutout"))

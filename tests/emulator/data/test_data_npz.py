@@ -1,4 +1,4 @@
-"""A user's .npz: what is taken, and that everything else is refused with one sentence."""
+"""A user's .npz: valid files are read, and everything else is refused with one sentence."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def npy(header: str, body: bytes = b"") -> bytes:
 
 @pytest.mark.parametrize("descr", ["'|u1'", "'<U0'", "'<f8'", "'<U99999999'", "[('a', '<i4')]"])
 @pytest.mark.parametrize("shape", ["(1000000000000,)", "(2, 10, 10)", "(5,)", "()", "(10, 1000000000000)"])
-def test_a_header_that_promises_what_is_not_there(tmp_path: Path, descr: str, shape: str) -> None:
+def test_a_header_that_does_not_match_the_data(tmp_path: Path, descr: str, shape: str) -> None:
     path = tmp_path / "own.npz"
     with zipfile.ZipFile(path, "w") as archive:
         text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}"
@@ -238,7 +238,7 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
         read_npz(path)
 
 
-def test_an_array_that_is_there_twice_or_packed_otherwise(tmp_path: Path, arrays: Arrays, save: Save) -> None:
+def test_an_array_that_occurs_twice_or_is_compressed_differently(tmp_path: Path, arrays: Arrays, save: Save) -> None:
     path = tmp_path / "twice.npz"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("y_train.npy", b"")

@@ -1,4 +1,4 @@
-"""Partitions against their definitions: who gets what, that nothing is lost, and what is refused."""
+"""Partitions against their definitions: the parts of the clients, no lost samples, and refusals."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_shards_of_unequal_classes_differ_by_one_sample() -> None:
         (10, 0, {"kind": "file", "file": "/"}, "is a folder, but the path of a partition file is needed"),
     ],
 )
-def test_what_cannot_be_is_refused(clients: int, public: int, settings: dict[str, Any], words: str) -> None:
+def test_impossible_partitions_are_refused(clients: int, public: int, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words) as caught:
         split(clients, public=public, **settings)
     assert str(caught.value).endswith(".")

@@ -1,4 +1,4 @@
-"""Prepared data: what the files hold, when they are made and when they are used again."""
+"""Prepared data: the content of the files, when they are written and when they are reused."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_settings_for_images_are_refused_for_texts(save: Save, change: Arrays) -
         ("no/such.npz", "no/such.npz does not exist: give the path of an .npz file"),
     ],
 )
-def test_an_unknown_name_is_refused_with_what_is_known(name: str, words: str) -> None:
+def test_an_unknown_name_is_refused_with_the_known_names(name: str, words: str) -> None:
     with pytest.raises(BadInput, match="data.name.*" + words):
         prepare_dataset(Data(name=name))
 
@@ -265,7 +265,7 @@ def test_a_name_as_long_as_can_be(arrays: Arrays, save: Save) -> None:
     assert prepare_dataset(Data(name=save(arrays, "x" * 250 + ".npz"))).is_dir()
 
 
-def test_images_that_find_no_room(arrays: Arrays, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_that_do_not_fit_into_memory(arrays: Arrays, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(arrays)
     monkeypatch.setattr("fleetbed.emulator.machine.host.available_bytes", lambda: 100 << 20)
     with pytest.raises(HostCannot, match="42 images of 3145728 bytes are 126 MiB, more than half of the 100 MiB"):

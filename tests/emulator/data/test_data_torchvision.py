@@ -98,7 +98,7 @@ def test_svhn_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN))
-def test_a_set_that_is_not_there_is_refused_with_the_way_to_get_it(tmp_path: Path, name: str) -> None:
+def test_a_missing_set_is_refused_with_advice(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadInput, match=f"{name} is not in .*share.*missing.*set data.download=true"):
         prepare_dataset(Data(name=name))
     with pytest.raises(BadInput, match=f"{name} is not in {tmp_path}/else"):
@@ -121,7 +121,7 @@ def test_download_asks_torchvision_for_both_splits(tmp_path: Path, monkeypatch: 
     assert asked == [True, False]  # what is here is not asked for again
 
 
-def test_a_failed_download_says_what_to_do_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_refused_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(self: Any) -> None:
         raise OSError("no route\nto host")
 

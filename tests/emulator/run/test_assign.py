@@ -1,4 +1,4 @@
-"""`model.assign`: the experiment says which client trains what, whatever the devices hold."""
+"""`model.assign`: the experiment fixes the variant of each client, whatever fits the devices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def no_time(device: Device, variant: str, work: Work) -> float:
     raise AssertionError("what is assigned is not chosen by time")
 
 
-def test_a_client_gets_what_it_is_assigned_even_where_it_does_not_fit() -> None:
+def test_a_client_gets_its_assigned_variant_even_if_it_does_not_fit() -> None:
     # at full width and batch 256 the largest ResNet is beyond the smallest board
     layout = laid_out("[resnet26, resnet10]", "{name: heteroavg}", "model.options={}", "training.batch=256")
     choices = choose_variants(layout, no_time)
@@ -37,7 +37,7 @@ def test_a_client_gets_what_it_is_assigned_even_where_it_does_not_fit() -> None:
     assert choices[0].cost.memory_bytes > choices[7].cost.memory_bytes
 
 
-def test_what_is_assigned_is_neither_tried_out_nor_capped() -> None:
+def test_assigned_variants_are_neither_tried_nor_limited() -> None:
     class Trial:
         def try_out(self, name: str, variant: str, samples: int, cap_bytes: int) -> str | None:
             raise AssertionError(f"{variant} was tried out")
@@ -59,7 +59,7 @@ def test_a_variant_for_all_wins() -> None:
     assert {choice.reason for choice in choices.values()} == {"the experiment gives every client this variant"}
 
 
-def test_the_method_sees_only_what_is_assigned() -> None:
+def test_the_method_sees_only_assigned_variants() -> None:
     """fedhenn_homo takes clients of one variant alone, and the family has five."""
     pool = ("data.public=64",)
     laid_out("[resnet14]", "{name: fedhenn_homo, params: {rad: 64}}", *pool)

@@ -44,7 +44,7 @@ def variants(found: dict[int, Choice]) -> list[str | None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("algorithms", "budgets"), CASES)
-def test_all_runs_choose_alike_and_what_fits_under_every_method(algorithms: str, budgets: str) -> None:
+def test_all_runs_choose_the_same_variants_that_fit_under_every_method(algorithms: str, budgets: str) -> None:
     together = [chosen(config) for config in configs(algorithms, budgets)]
     apart = [chosen(config) for config in configs(algorithms, budgets, choose="per-method")]
     assert all(variants(found) == variants(together[0]) for found in together)
@@ -73,7 +73,7 @@ def test_an_algorithm_with_a_variant_of_its_own_takes_no_part() -> None:
     assert set(variants(chosen(asked[1]))) == {"resnet26"}
 
 
-def test_what_is_common_is_tried_out_with_the_most_samples_of_any_method() -> None:
+def test_common_variants_are_tried_with_the_most_samples_of_any_method() -> None:
     class Trial:
         samples: list[int] = []  # noqa: RUF012 (of this test alone)
 
@@ -92,7 +92,7 @@ def test_what_is_common_is_tried_out_with_the_most_samples_of_any_method() -> No
     assert Trial.samples[: len(Trial.samples) // 2] == Trial.samples[len(Trial.samples) // 2 :]
 
 
-def test_there_is_nothing_to_choose_where_variants_are_assigned() -> None:
+def test_assigned_variants_leave_nothing_to_choose() -> None:
     (config,) = configs("[{name: heteroavg}]", "{}", "model.assign=[resnet10]")
     with pytest.raises(BadInput, match=r"model\.choose is common, but model\.assign fixes the variants"):
         lay_out(config, ())

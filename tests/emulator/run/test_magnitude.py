@@ -1,4 +1,4 @@
-"""Runs whose timeline or models nobody could wait for are refused before they begin; long ones are forecast quickly."""
+"""Runs that would be far too slow or large are refused before they start; long runs are forecast quickly."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_long_run_is_forecast_by_its_first_rounds() -> None:
         ("model={family: vit-layer, options: {width: 65536, heads: 1, patch: 28}}",),
     ],
 )
-def test_models_that_find_no_room(sets: tuple[str, ...]) -> None:
+def test_models_that_do_not_fit_into_memory(sets: tuple[str, ...]) -> None:
     with pytest.raises(HostCannot, match="of memory are free"):
         lay_out(config(*sets), ())
 

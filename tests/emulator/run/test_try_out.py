@@ -1,4 +1,4 @@
-"""Choices are tried out under their real caps, the smallest first, and none that is known to fit."""
+"""Choices are tried under their real memory caps, smallest first, except those that are known to fit."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def made(cap_mib: float, seconds: Any = None, **budgets: Any) -> Choice:
     )
 
 
-def test_the_largest_that_fits_and_what_stopped_the_next(memory_mib: dict[str, float]) -> None:
+def test_the_largest_variant_that_fits_and_the_limit_of_the_next(memory_mib: dict[str, float]) -> None:
     choice = made(150)
     assert choice.variant == "m"
     assert choice.cost.memory_bytes == 100 * MIB

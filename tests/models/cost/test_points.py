@@ -1,4 +1,4 @@
-"""Published training times: what is read, what is left out with its row, what is refused."""
+"""Published training times: rows that are read, rows that are skipped, files that are refused."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_shipped_points() -> None:
         ({"threads": "4"}, 4.5),
     ],
 )
-def test_what_is_read(tmp_path: Path, change: dict[str, str], seconds: float) -> None:
+def test_rows_that_are_read(tmp_path: Path, change: dict[str, str], seconds: float) -> None:
     points = read_points(file(tmp_path, {**GOOD, **change}))
     (point,) = points.used
     assert point.seconds == pytest.approx(seconds)
@@ -106,7 +106,7 @@ def test_a_row_that_cannot_be_used_is_left_out_with_its_reason(
         (",".join(COLUMNS).encode() + b"\n", "no row of this file can be used"),
     ],
 )
-def test_what_is_no_table_is_refused(tmp_path: Path, content: bytes, says: str) -> None:
+def test_a_file_without_a_table_is_refused(tmp_path: Path, content: bytes, says: str) -> None:
     path = tmp_path / "points.csv"
     path.write_bytes(content)
     with pytest.raises(BadInput, match=says):

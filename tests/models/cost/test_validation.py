@@ -1,4 +1,4 @@
-"""Predicted against measured times: the fit, leave-one-out, and what is left out."""
+"""Predicted against measured times: the fit, leave-one-out, and skipped rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every model of every family must hold to."""
+"""Properties of every model of every family."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_model_is_the_composition_of_its_sections(name: str, variant: str) -> 
 
 @pytest.mark.parametrize(("name", "variant"), ENDS)
 @torch.no_grad()
-def test_a_section_is_what_its_part_of_the_forward_pass_reads(name: str, variant: str) -> None:
+def test_a_section_has_the_tensors_of_its_part_of_the_forward_pass(name: str, variant: str) -> None:
     """Poison one tensor at a time: only the pass through its own section may show it."""
     spec = spec_of(name)
     net = small(name).build(variant, spec).eval()
@@ -209,7 +209,7 @@ def test_gather_gives_a_loadable_part_and_scatter_puts_it_back(name: str, varian
 
 
 @pytest.mark.parametrize(("name", "variant"), [pair for pair in SHARED if pair[0] != "lstm"])
-def test_a_part_computes_what_the_whole_does_with_the_rest_at_zero(name: str, variant: str) -> None:
+def test_a_part_equals_the_whole_with_the_rest_at_zero(name: str, variant: str) -> None:
     """A channel whose filter, scale and offset are 0 is 0, and a residual block of such channels changes
     nothing; so the largest model with only the part's tensors in place must give the part's own output."""
     families, spec = small(name), spec_of(name)

@@ -1,4 +1,4 @@
-"""What cannot be built is refused in a sentence that names the key, what was found and what is allowed."""
+"""A model that cannot be built is refused with the key, the value found and the values allowed."""
 
 from __future__ import annotations
 
@@ -103,7 +103,9 @@ SMALLEST: list[tuple[str, dict[str, Any], int]] = [
 
 
 @pytest.mark.parametrize(("name", "options", "smallest"), SMALLEST)
-def test_the_smallest_image_is_said_and_works(name: str, options: dict[str, Any], smallest: int) -> None:
+def test_the_smallest_image_works_and_a_smaller_one_is_refused(
+    name: str, options: dict[str, Any], smallest: int
+) -> None:
     chosen = family(name, options)
     short = InputSpec((1, smallest, smallest - 1), 10)
     with pytest.raises(BadInput, match=f"at least {smallest}x{smallest}, but these are {smallest}x{smallest - 1}"):
@@ -117,7 +119,7 @@ def test_the_smallest_image_is_said_and_works(name: str, options: dict[str, Any]
     ("name", "variant", "smallest"),
     [("fedhenn-cnn", "conv1-fc1", 6), ("fedhenn-cnn", "conv2-fc2", 16), ("fedhe-cnn", "model0", 3)],
 )
-def test_a_narrowed_family_takes_what_its_own_variants_take(name: str, variant: str, smallest: int) -> None:
+def test_a_narrowed_family_accepts_the_inputs_of_its_own_variants(name: str, variant: str, smallest: int) -> None:
     chosen = family(name).narrow((variant,))
     assert chosen.smallest_image == smallest
     net = chosen.outline(variant, InputSpec((1, smallest, smallest), 2))
