@@ -1,4 +1,4 @@
-"""Training that diverges is a result: the run continues or stops as configured, and is recorded, resumed and evaluated."""
+"""Training that diverges is a result: the run continues or stops as set, and is recorded, resumed and evaluated."""
 
 from __future__ import annotations
 
