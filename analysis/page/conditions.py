@@ -93,12 +93,12 @@ def _cap_row(line: tuple[str, ...]) -> str:
 
 
 def _notices(runs: Sequence[Run]) -> str:
-    told = [
+    items = [
         f"<li>{escape(run.name)}, {escape(seconds(notice.device_s))}: {escape(notice.text)}</li>"
         for run in runs
         for notice in run.notices
     ]
-    if not told:
+    if not items:
         return ""
-    rest = f"<li>and {len(told) - MOST_NOTICES} more</li>" if len(told) > MOST_NOTICES else ""
-    return f"<details><summary>{len(told)} notices</summary><ul>{''.join(told[:MOST_NOTICES])}{rest}</ul></details>"
+    rest = f"<li>and {len(items) - MOST_NOTICES} more</li>" if len(items) > MOST_NOTICES else ""
+    return f"<details><summary>{len(items)} notices</summary><ul>{''.join(items[:MOST_NOTICES])}{rest}</ul></details>"
