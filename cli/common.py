@@ -1,4 +1,4 @@
-"""What every command shares: its options, and how results are printed."""
+"""Options and output helpers that all commands share."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ProfileFolders = Annotated[
     typer.Option(
         "--profiles",
         metavar="DIR",
-        help="A folder of your own with devices/, links/, fleets/, experiments/ in it; may be repeated.",
+        help="A folder with your own devices/, links/, fleets/ and experiments/; may be repeated.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def finite(values: list[float] | None) -> list[float] | None:
-    """For numbers on the command line: a range alone lets NaN pass."""
+def check_finite(values: list[float] | None) -> list[float] | None:
+    """Reject NaN and infinity in the numbers of an option: its range check lets NaN pass."""
     for value in values or ():
         if not math.isfinite(value):
             raise typer.BadParameter(f"{value} is not a finite number.")
@@ -36,7 +36,7 @@ def finite(values: list[float] | None) -> list[float] | None:
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """For a short command: looking for garbage among torch's modules takes a fifth of its time, and finds none."""
+    """Switch the garbage collector off for a short command: it would take a fifth of the time and find nothing."""
     gc.disable()
     try:
         yield
@@ -45,17 +45,17 @@ def without_collector() -> Iterator[None]:
 
 
 def complain(error: object) -> None:
-    """An error as one line on stderr, whatever line breaks or control characters its text has."""
+    """Print an error as one line on stderr, without the line breaks and control characters in its text."""
     print(f"fleetbed: {plain(' '.join(str(error).split()))}", file=sys.stderr)
 
 
 def print_json(data: Any) -> None:
-    """Anything that msgspec can encode, indented."""
+    """Print anything that msgspec can encode, as indented JSON."""
     print(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Numbers to the right. A drawn table on a terminal, plain columns in a pipe or a file."""
+    """Print a table with numbers aligned right: with borders on a terminal, as plain columns in a pipe or a file."""
     title, columns = plain(title), [plain(column) for column in columns]
     cells = [["" if value is None else plain(_text(value)) for value in row] for row in rows]
     numeric = [all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(columns))]
@@ -77,7 +77,7 @@ def _draw(title: str, columns: Sequence[str], cells: list[list[str]], numeric: l
     from rich.table import Table
     from rich.text import Text
 
-    # as Text, since rich takes a plain string for markup
+    # as Text, because rich would interpret a plain string as markup
     table = Table(title=Text(title), title_justify="left")
     for name, right in zip(columns, numeric, strict=True):
         table.add_column(Text(name), justify="right" if right else "left", overflow="fold")

@@ -14,17 +14,17 @@ from fleetbed.profiles.experiment import Data, Experiment
 from fleetbed.profiles.resolve import check_search, clients_of, load_experiment, load_fleet
 from fleetbed.profiles.yaml_text import plain
 
-app = typer.Typer(help="Which data sets there are, and who gets which samples.", no_args_is_help=True)
+app = typer.Typer(help="List data sets, and show how samples are divided among clients.", no_args_is_help=True)
 
 
-class _Set(Struct):
+class _DataSet(Struct):
     name: str
     title: str
     ready: bool
     source: str
 
 
-class _Holding(Struct):
+class _ClientSamples(Struct):
     client: int
     device: str
     train: int
@@ -32,79 +32,79 @@ class _Holding(Struct):
     labels: list[int]  # training samples of each class
 
 
-class _Dealt(Struct):
+class _Partitioned(Struct):
     experiment: str
     data: Data
     seed: int
     classes: int
     public: int
-    clients: list[_Holding]
+    clients: list[_ClientSamples]
     png: str
     split: str
 
 
 @app.command("list")
-def list_(
+def list_datasets(
     root: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Where the files are: data.root of an experiment.")
+        str | None, typer.Option(metavar="DIR", help="The folder with the files, as data.root in an experiment.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the data sets that have a name, and which of them can be used without a download."""
+    """List the named data sets, and which of them can be used without a download."""
     from fleetbed.emulator.data.sources import SHIPPED, SHIPPED_TITLE, root_of
     from fleetbed.emulator.data.torchvision_sets import KNOWN
 
     folder = root_of(Data(root=root))
-    sets = [_Set(SHIPPED, SHIPPED_TITLE, True, "shipped")]
-    sets += [_Set(name, known.title, known.missing(folder) is None, str(folder)) for name, known in KNOWN.items()]
+    sets = [_DataSet(SHIPPED, SHIPPED_TITLE, True, "shipped")]
+    sets += [_DataSet(name, known.title, known.missing(folder) is None, str(folder)) for name, known in KNOWN.items()]
     if as_json:
         print_json(sets)
         return
     rows = [[each.name, each.title, "yes" if each.ready else "no", each.source] for each in sets]
     print_table(f"{len(sets)} data sets", ["name", "title", "ready", "source"], rows)
-    print("--set data.download=true downloads one that is not ready.")
-    print("Your own data is one .npz file, and data.name its path.")
+    print("To download one that is not ready, use --set data.download=true.")
+    print("To use your own data, set data.name to the path of an .npz file.")
 
 
-@app.command()
-def partition(
-    experiment: Annotated[str, typer.Argument(help="A name or the path of a file.")],
-    seed: Annotated[int | None, typer.Option(min=0, help="Instead of the first seed of the experiment.")] = None,
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where partition.png and partition.json are written.")
-    ] = Path("out"),
+@app.command("partition")
+def show_partition(
+    experiment: Annotated[str, typer.Argument(help="The name or file of an experiment.")],
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed to use; default: the experiment's first.")] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for partition.png and partition.json.")] = Path(
+        "out"
+    ),
     sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change the experiment.")
+        list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a key of the experiment.")
     ] = None,
     profiles: ProfileFolders = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw who has what, and write the split as JSON, which `data.partition.file` takes."""
+    """Show how samples are divided among clients; write a picture, and a JSON file for `data.partition.file`."""
     search = profiles or []
     check_search(search)
     chosen = load_experiment(experiment, search, sets or ())
     fleet = load_fleet(chosen.fleet, search, f"{experiment}: fleet")
     devices = [client.kind for client in clients_of(fleet, search, chosen.fleet)]
     try:
-        dealt = _deal(experiment, chosen, devices, chosen.seeds[0] if seed is None else seed, out)
+        found = _partition(experiment, chosen, devices, chosen.seeds[0] if seed is None else seed, out)
     except BadInput as error:
         raise BadInput(f"experiment {experiment}: {error}") from error
     if as_json:
-        print_json(dealt)
+        print_json(found)
         return
-    rows = [[c.client, c.device, c.train, c.test, " ".join(map(str, c.labels))] for c in dealt.clients]
+    rows = [[c.client, c.device, c.train, c.test, " ".join(map(str, c.labels))] for c in found.clients]
     columns = ["client", "device", "train", "test", "training samples by class"]
-    print_table(f"{_settings(chosen.data, dealt.seed)}, {dealt.public} public samples", columns, rows)
-    print(plain(f"written: {dealt.png}, {dealt.split}"))
+    print_table(f"{_settings(chosen.data, found.seed)}, {found.public} public samples", columns, rows)
+    print(plain(f"written: {found.png}, {found.split}"))
 
 
-def _deal(name: str, experiment: Experiment, devices: list[str], seed: int, out: Path) -> _Dealt:
+def _partition(name: str, experiment: Experiment, devices: list[str], seed: int, out: Path) -> _Partitioned:
     import numpy as np
 
-    from fleetbed.emulator.data import open_dataset, partition, prepare
+    from fleetbed.emulator.data import open_dataset, partition, prepare_dataset
     from fleetbed.emulator.data.picture import draw_partition
 
-    dataset = open_dataset(prepare(experiment.data))
+    dataset = open_dataset(prepare_dataset(experiment.data))
     classes = dataset.spec.classes
     split = partition(dataset.y_train, dataset.y_test, classes, experiment.data, len(devices), seed)
     train = np.stack([np.bincount(dataset.y_train[part], minlength=classes) for part in split.train])
@@ -113,17 +113,17 @@ def _deal(name: str, experiment: Experiment, devices: list[str], seed: int, out:
     try:
         out.mkdir(parents=True, exist_ok=True)
         json.write_bytes(split.to_json())
-        draw_partition(train, test, png, f"Who has what: {experiment.title}", _settings(experiment.data, seed))
+        draw_partition(train, test, png, f"Samples by client: {experiment.title}", _settings(experiment.data, seed))
     except OSError as error:
         raise BadInput(f"--out {out} cannot be written to: {error.strerror}.") from error
-    return _Dealt(
+    return _Partitioned(
         experiment=name,
         data=experiment.data,
         seed=seed,
         classes=classes,
         public=len(split.public),
         clients=[
-            _Holding(k, device, len(split.train[k]), len(split.test[k]), train[k].tolist())
+            _ClientSamples(k, device, len(split.train[k]), len(split.test[k]), train[k].tolist())
             for k, device in enumerate(devices)
         ],
         png=str(png),
@@ -132,7 +132,7 @@ def _deal(name: str, experiment: Experiment, devices: list[str], seed: int, out:
 
 
 def _settings(data: Data, seed: int) -> str:
-    """The partition in words, as the picture and the table show it."""
+    """Describe the partition in the words that the picture and the table show."""
     kind = data.partition.kind
     details = {
         "dirichlet": f" alpha {data.partition.alpha:g}",

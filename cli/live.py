@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live view on a terminal, plain lines in a pipe or a file."""
+"""Progress display of a run: a live view on a terminal, plain lines in a pipe or a file."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MOST_CLIENTS = 16
 
 
 class PlainObserver(Observer):
-    """A line for each thing that is said and for each round that ends."""
+    """Prints one line for each message and for each finished round."""
 
     def __init__(self, out: TextIO | None = None) -> None:
-        self._out = out or sys.stderr  # the one of now: it may have been replaced since this was imported
+        self._out = out or sys.stderr  # looked up late: it may have been replaced since this module was imported
         self._engine: Engine | None = None
         self._evaluations: Evaluations | None = None
         self._round = 0
@@ -51,7 +51,7 @@ class PlainObserver(Observer):
 
 
 class LiveObserver(PlainObserver):
-    """Round, device time, accuracy, time left, and who trains, transfers or waits, drawn in place."""
+    """Redraws round, device time, accuracy, time left, and what each client is doing, in place."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def observer_for(console: Console) -> Observer:
 
 
 def summary(engine: Engine, evaluations: Evaluations | None, first: tuple[int, float]) -> str:
-    """One line: where the run stands."""
+    """Describe the progress of the run in one line."""
     progress, rounds = engine.progress, engine.config.experiment.rounds
     done = min(rounds, progress.policy.round - 1)
     parts = [f"round {done}/{rounds}", f"device {duration(progress.timeline.now_s)}"]
@@ -119,7 +119,7 @@ def _view(engine: Engine, evaluations: Evaluations | None, first: tuple[int, flo
             duration(progress.timeline.now_s - task.dispatched_s),
             duration(_planned_end(task)),
         )
-        table.add_row(*(Text(plain(cell)) for cell in cells))  # rich takes a plain string for markup
+        table.add_row(*(Text(plain(cell)) for cell in cells))  # rich would interpret a plain string as markup
     if len(tasks) > MOST_CLIENTS:
         table.add_row("", f"and {len(tasks) - MOST_CLIENTS} more", "", "", "", "")
     return Group(title, Text(plain(summary(engine, evaluations, first))), table)
@@ -130,7 +130,7 @@ def _planned_end(task: Task) -> float:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person reads them."""
+    """Format seconds for people, in s, min or h."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     if seconds < 7200:

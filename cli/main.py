@@ -1,4 +1,4 @@
-"""The `fleetbed` command: one group of commands per module, and what becomes of errors.
+"""The `fleetbed` command: assembles the groups of commands and turns errors into exit codes.
 
 Heavy modules (torch, matplotlib) are imported inside the commands that need them, so that `--help` is quick.
 """
@@ -20,7 +20,7 @@ from fleetbed.cli.common import complain
 from fleetbed.profiles.errors import BadInput, FleetbedError, HostCannot
 from fleetbed.profiles.files import is_text, show_path
 
-#: what a disk that is full or read-only, and limits of the shell or the machine, make of a call
+#: errors of a full or read-only disk, and of limits of the shell or the machine
 LACKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 NO_MEMORY = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
 DESCRIBE = "Describe"
@@ -45,11 +45,12 @@ app.command("methods", rich_help_panel=DESCRIBE)(methods.methods)
 app.command("validate", rich_help_panel=DESCRIBE)(validate.validate)
 profiles.app.command("measure")(host.measure)
 _HOST_COMMANDS: tuple[Callable[..., None], ...] = (host.doctor, host.calibrate, host.verify)
-_RESULT_COMMANDS: tuple[Callable[..., None], ...] = (report.report, report.plot, report.compare, report.export)
+_RESULT_COMMANDS: tuple[Callable[..., None], ...] = (report.report, report.plot, report.compare)
 for command in _HOST_COMMANDS:
     app.command(rich_help_panel=HOST)(command)
 for command in _RESULT_COMMANDS:
     app.command(rich_help_panel=RESULTS)(command)
+app.command("export", rich_help_panel=RESULTS)(report.export_runs)
 
 
 def _version(wanted: bool) -> None:
@@ -70,7 +71,7 @@ def _root(
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command and exit. An error of ours is one line on stderr and its exit code, no traceback."""
+    """Run the command and exit. A FleetbedError becomes one line on stderr and its exit code, without a traceback."""
     try:
         _check_text(sys.argv[1:] if args is None else args)
         try:
@@ -82,7 +83,7 @@ def main(args: Sequence[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # the reader went away (`| head`): nobody to tell
+    except BrokenPipeError:  # the reader is gone (`| head`), so nobody would see a message
         _drop_output()
         sys.exit(1)
     except (OSError, MemoryError, ImportError) as error:
@@ -98,27 +99,27 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _check_text(args: Sequence[str]) -> None:
-    """What becomes part of a record must be text: the arguments, and the folder that relative paths start from."""
+    """Check that the arguments and the current folder are UTF-8 text, because both go into records."""
     for arg in args:
         if not is_text(arg):
-            raise BadInput(f"the argument {show_path(arg)} is not UTF-8 text: rename the file or folder.")
+            raise BadInput(f"the argument {show_path(arg)} is not UTF-8 text: rename that file or folder.")
     try:
         folder = os.getcwd()
     except FileNotFoundError:
-        raise BadInput("the current folder does not exist any more: change to another.") from None
+        raise BadInput("the current folder no longer exists: change to another one.") from None
     if not is_text(folder):
         raise BadInput(f"the path of the current folder, {show_path(folder)}, is not UTF-8 text: rename it.")
 
 
 def _drop_output() -> None:
-    """What is still to be written to standard output cannot be, and the interpreter must not try it again."""
+    """Discard pending standard output, which cannot be written, so that the interpreter does not try again at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
 
 
 def _of_host(error: Exception) -> str | None:
-    """What this machine lacks, if that is what an error is about."""
+    """Describe what this machine lacks; None if the error has another cause."""
     if isinstance(error, MemoryError):
         return "there is not enough memory"
     if isinstance(error, ImportError):  # a library that could not be mapped
@@ -127,17 +128,17 @@ def _of_host(error: Exception) -> str | None:
 
 
 def program() -> None:
-    """What a shell starts: the command, and an end that leaves it to the kernel to take the process apart.
+    """Run the command as a shell does, then exit without Python's cleanup.
 
-    Python would do so object by object, which takes a quarter of a second with torch in it.
+    Freeing every object takes Python a quarter of a second once torch is imported; the kernel does it at once.
     """
     streams.open_closed()
     streams.show_all_characters()
-    sys.stderr = streams.unfailing(sys.stderr)
+    sys.stderr = streams.never_failing(sys.stderr)
     try:
         main()
     except SystemExit as end:
-        for late in (signal.SIGINT, signal.SIGTERM):  # the command is over: its exit code stands
+        for late in (signal.SIGINT, signal.SIGTERM):  # the command has finished: nothing may change its exit code now
             signal.signal(late, signal.SIG_IGN)
         if "torch" not in sys.modules or not isinstance(end.code, int | None):
             raise

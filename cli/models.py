@@ -1,4 +1,4 @@
-"""`fleetbed models list`, `fit` and `check-memory`: what variants cost, who can train which, how good that is known."""
+"""`fleetbed models list`, `fit` and `check-memory`: costs of variants, which devices can train them, how accurate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fleetbed.profiles.yaml_text import plain, shorten
 if TYPE_CHECKING:
     from fleetbed.models.base import Family, InputSpec
 
-app = typer.Typer(help="What the variants of a model cost, and which of them a device can train.", no_args_is_help=True)
+app = typer.Typer(help="Show what model variants cost, and which of them a device can train.", no_args_is_help=True)
 
 MIB = 1 << 20
 DEFAULT_IMAGE = "3x32x32"
@@ -30,10 +30,10 @@ DEFAULT_IMAGE = "3x32x32"
 FamilyNames = Annotated[
     list[str] | None, typer.Option("--family", metavar="NAME", help="Only this family; may be repeated.")
 ]
-Batch = Annotated[int, typer.Option("--batch", help="Samples of a training step.")]
-Image = Annotated[str, typer.Option("--image", metavar="CxHxW", help="Channels, height and width of an image.")]
-Classes = Annotated[int, typer.Option("--classes", help="Classes of the data.")]
-OptimizerName = Annotated[Literal["sgd", "adam"], typer.Option("--optimizer", help="SGD has a momentum of 0.9.")]
+Batch = Annotated[int, typer.Option("--batch", help="Samples per training step.")]
+Image = Annotated[str, typer.Option("--image", metavar="CxHxW", help="Channels, height and width of the images.")]
+Classes = Annotated[int, typer.Option("--classes", help="Number of classes in the data.")]
+OptimizerName = Annotated[Literal["sgd", "adam"], typer.Option("--optimizer", help="SGD uses a momentum of 0.9.")]
 
 
 class _Variant(Struct, kw_only=True):
@@ -64,7 +64,7 @@ class _Fit(Struct, kw_only=True):
 
 @app.command("list")
 @without_collector()
-def list_(
+def list_variants(
     names: FamilyNames = None,
     batch: Batch = 16,
     image: Image = DEFAULT_IMAGE,
@@ -72,7 +72,7 @@ def list_(
     optimizer: OptimizerName = "sgd",
     as_json: AsJson = False,
 ) -> None:
-    """List every variant of every family with its size, its work and its peak memory in training."""
+    """List every variant of every family with its size, its FLOPs and its peak memory in training."""
     import torch
 
     from fleetbed.models.cost.predict import cost, forward_flops
@@ -80,10 +80,10 @@ def list_(
     from fleetbed.models.work import Work
 
     _check_batch(batch)
-    torch.set_num_threads(1)  # models are run on single samples, where more threads only wait for each other
+    torch.set_num_threads(1)  # models run on single samples here, where more threads only wait for each other
     work = Work(steps=1, batch=batch, held_models=1)
     rows = []
-    for name in names or lookup.names():
+    for name in names or lookup.family_names():
         family = lookup.family(name)
         spec = _spec(family, image, classes)
         for variant in family.variants:
@@ -106,7 +106,7 @@ def list_(
         print_json(rows)
         return
     print_table(
-        f"Images of {image}, {classes} classes; training with {optimizer} at batch {batch}, weights held as received",
+        f"Images of {image}, {classes} classes; trained with {optimizer}, batch {batch}, received weights included",
         ("family", "variant", "parameters", "MMACs", "MFLOPs forward", "MFLOPs training", "state MB", "peak MiB"),
         [
             (
@@ -127,11 +127,11 @@ def list_(
 @app.command()
 @without_collector()
 def fit(
-    fleet: Annotated[str, typer.Option("--fleet", help="The name or the file of a fleet.")],
+    fleet: Annotated[str, typer.Option("--fleet", help="The name or file of a fleet.")],
     family: Annotated[str, typer.Option("--family", help="The family to choose from.")] = "resnet-stage",
     batch: Batch = 16,
     optimizer: OptimizerName = "sgd",
-    samples: Annotated[int, typer.Option("--samples", help="Training samples of each client.")] = 500,
+    samples: Annotated[int, typer.Option("--samples", help="Training samples per client.")] = 500,
     image: Image = DEFAULT_IMAGE,
     classes: Classes = 10,
     sets: Annotated[
@@ -143,8 +143,8 @@ def fit(
 ) -> None:
     """Show which variant each device of a fleet can train, and what stops the next larger one.
 
-    Memory, time and bytes are those of a round in which the weights travel both ways, predicted, by the rate of the
-    device. A run asks its own method and its own data.
+    Memory, time and bytes are predictions for one round in which the weights travel both ways, from the device's
+    rates. A run uses the declarations of its own method and its own data instead.
     """
     from fleetbed.models.families import lookup
 
@@ -168,8 +168,8 @@ def fit(
         return
     print_table(
         f"{asked.fleet}: {chosen.name} at batch {asked.training.batch} with {asked.training.optimizer.name}, "
-        f"{samples} samples, epochs: {asked.training.epochs}; of the cap {asked.budgets.memory_margin:.0%} stays free",
-        ("device", "count", "variant", "memory / cap MiB", "compute s", "transfer s", "MB a round", "next larger one"),
+        f"{samples} samples, epochs: {asked.training.epochs}; {asked.budgets.memory_margin:.0%} of the cap stays free",
+        ("device", "count", "variant", "memory / cap MiB", "compute s", "transfer s", "MB per round", "next larger"),
         [
             (
                 row.device,
@@ -191,34 +191,43 @@ def check_memory(
     names: FamilyNames = None,
     batches: Annotated[str, typer.Option("--batches", metavar="N,N,...", help="Batch sizes.")] = "8,16,64",
     every: Annotated[
-        bool, typer.Option("--all", help="Every variant instead of the smallest, middle and largest one.")
+        bool, typer.Option("--all", help="Every variant, not only the smallest, the middle and the largest.")
     ] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the table as Markdown.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train in real processes and compare what the kernel saw with what was predicted."""
-    from fleetbed.emulator.checks.memory_check import HEADER, Meter, compare, standard_cases, summarise, to_markdown
+    """Train in real processes and compare the kernel's memory count with the prediction."""
+    from fleetbed.emulator.checks.memory_check import (
+        HEADER,
+        Meter,
+        compare_memory,
+        standard_cases,
+        summarise_memory,
+        to_markdown,
+    )
     from fleetbed.models.families import lookup
 
     try:
         sizes = [int(part) for part in batches.split(",")]
     except ValueError:
-        raise BadInput(f"--batches is {batches!r}, but numbers with commas between them are needed: 8,16,64.") from None
+        raise BadInput(
+            f"--batches is {batches!r}, but it must be numbers separated by commas, such as 8,16,64."
+        ) from None
     for size in sizes:
         _check_batch(size, "--batches")
     if out is not None and not out.parent.is_dir():
-        raise BadInput(f"--out {out}: there is no folder {out.parent}.")
-    cases = list(standard_cases(names or lookup.names(), sizes, every=every))
+        raise BadInput(f"--out {out}: the folder {out.parent} does not exist.")
+    cases = list(standard_cases(names or lookup.family_names(), sizes, every=every))
     results = []
     with Meter() as meter:
         for case in cases:
-            results.append(compare(case, meter))
+            results.append(compare_memory(case, meter))
             if not as_json:  # it takes minutes
                 print(plain(" ".join(results[-1].cells)), file=sys.stderr)
         backend = meter.backend
     if out is not None:
         out.write_text(to_markdown(results, backend))
-    summary = summarise(results)
+    summary = summarise_memory(results)
     if as_json:
         print_json({"backend": backend, "summary": summary, "results": results})
         return
@@ -227,7 +236,7 @@ def check_memory(
 
 
 def _alike(clients: Sequence[ClientSpec]) -> list[list[ClientSpec]]:
-    """Clients with the same device and link, in the order of the fleet."""
+    """Group the clients that have the same device and link, in the order of the fleet."""
     groups: dict[tuple[object, ...], list[ClientSpec]] = {}
     for client in clients:
         groups.setdefault((client.kind, repr(client.device), client.link_name), []).append(client)
@@ -236,7 +245,7 @@ def _alike(clients: Sequence[ClientSpec]) -> list[list[ClientSpec]]:
 
 def _fit(group: list[ClientSpec], family: Family, spec: InputSpec, asked: Experiment, samples: int) -> _Fit:
     from fleetbed.emulator.method.schedule import batch_of, steps_of
-    from fleetbed.models.cost.choose import choose, transfer_seconds
+    from fleetbed.models.cost.choose import choose_variant, transfer_seconds
     from fleetbed.models.cost.operations import compute_seconds
     from fleetbed.models.cost.predict import cost
     from fleetbed.models.work import Work
@@ -244,7 +253,7 @@ def _fit(group: list[ClientSpec], family: Family, spec: InputSpec, asked: Experi
     training = asked.training
     work = Work(steps=steps_of(samples, training), batch=batch_of(samples, training.batch), held_models=1)
     device, link = group[0].device, group[0].link
-    choice = choose(
+    choice = choose_variant(
         device=device,
         link=link,
         family=family,
@@ -272,7 +281,7 @@ def _fit(group: list[ClientSpec], family: Family, spec: InputSpec, asked: Experi
 
 
 def _spec(family: Family, image: str, classes: int) -> InputSpec:
-    """The input of a family: the image asked for, or a text of the usual length."""
+    """Return the input of a family: the requested image, or a text of the default length."""
     from fleetbed.models.base import InputSpec
 
     _check_range("--classes", classes, 2, 10_000)
@@ -289,7 +298,7 @@ def _image(text: str) -> tuple[int, ...]:
     sizes = text.lower().split("x")
     if len(sizes) != 3 or not all(size.isdecimal() and len(size) < 9 and 1 <= int(size) <= 2048 for size in sizes):
         raise BadInput(
-            f"--image is {shorten(text)}, but channels, height and width from 1 to 2048 are needed: {DEFAULT_IMAGE}."
+            f"--image is {shorten(text)}, but it must be channels, height and width from 1 to 2048, as {DEFAULT_IMAGE}."
         )
     return tuple(int(size) for size in sizes)
 
@@ -300,4 +309,4 @@ def _check_batch(batch: int, option: str = "--batch") -> None:
 
 def _check_range(option: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
-        raise BadInput(f"{option} is {value}, but a number from {least} to {most} is needed.")
+        raise BadInput(f"{option} is {value}, but it must be a number from {least} to {most}.")

@@ -22,7 +22,7 @@ from fleetbed.profiles.resolve import (
     available,
     check_search,
     clients_of,
-    find,
+    find_profile,
     load_device,
     load_experiment,
     load_fleet,
@@ -36,9 +36,7 @@ from fleetbed.profiles.yaml_text import plain, read_mapping
 
 app = typer.Typer(help="List, show and check devices, links, fleets and experiments.", no_args_is_help=True)
 
-KindOption = Annotated[
-    Kind | None, typer.Option("--kind", help="What the name is of, where that is not plain from the file.")
-]
+KindOption = Annotated[Kind | None, typer.Option("--kind", help="The kind of profile, if the file does not show it.")]
 _COLUMNS: dict[Kind, tuple[str, ...]] = {
     "device": ("name", "title", "trains_on", "rate_gflops", "cap_mib", "link"),
     "link": ("name", "title", "down_mbit_s", "up_mbit_s", "rtt_ms", "loss"),
@@ -48,12 +46,12 @@ _COLUMNS: dict[Kind, tuple[str, ...]] = {
 
 
 @app.command("list")
-def list_(
+def list_profiles(
     kind: Annotated[Kind | None, typer.Argument(help="Only this kind.")] = None,
     profiles: ProfileFolders = None,
     as_json: AsJson = False,
 ) -> None:
-    """List every profile by kind: yours first, then what is shipped."""
+    """List every profile by kind: yours first, then those shipped with fleetbed."""
     search = _search(profiles)
     kinds: list[Kind] = [kind] if kind else list(FOLDERS)
     found = {
@@ -70,12 +68,12 @@ def list_(
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A name or the path of a file.")],
+    name: Annotated[str, typer.Argument(help="A name, or the path of a file.")],
     kind: KindOption = None,
     profiles: ProfileFolders = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one profile with every default filled in, and where its figures come from."""
+    """Show one profile with all defaults filled in, and the source of each figure."""
     search = _search(profiles)
     kind, path = _find(name, kind, search)
     profile = _load(kind, str(path), search)
@@ -92,14 +90,14 @@ def show(
         print(yaml.safe_dump(msgspec.to_builtins(profile), sort_keys=False, allow_unicode=True), end="")
 
 
-@app.command()
-def check(
-    names: Annotated[list[str] | None, typer.Argument(help="Names or paths; without any, every profile.")] = None,
+@app.command("check")
+def check_profiles(
+    names: Annotated[list[str] | None, typer.Argument(help="Names or paths; default: every profile.")] = None,
     kind: KindOption = None,
     profiles: ProfileFolders = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check profiles and all that they name, and list every mistake; exit code 2 if there is one."""
+    """Check profiles and everything they refer to, and list every mistake; exit code 2 if there is one."""
     search = _search(profiles)
     if names:
         targets = [(name, kind) for name in names]
@@ -123,8 +121,8 @@ def check(
         raise typer.Exit(BadInput.exit_code)
 
 
-def schema(kind: Annotated[Kind, typer.Argument(help="Which kind of file.")]) -> None:
-    """Print the JSON Schema of a kind of file, with which editors complete and check the YAML."""
+def schema(kind: Annotated[Kind, typer.Argument(help="The kind of file.")]) -> None:
+    """Print the JSON Schema of a kind of file, so that editors can complete and check the YAML."""
     print(schema_text(kind), end="")
 
 
@@ -142,9 +140,9 @@ def _load(kind: Kind, name: str, search: Sequence[Path]) -> Profile:
 
 
 def _find(name: str, kind: Kind | None, search: Sequence[Path]) -> tuple[Kind, Path]:
-    """The file of a name, and its kind where the option does not say it."""
+    """Return the kind and the file of a name; without the option, work out the kind."""
     if kind:
-        return kind, find(kind, name, search)
+        return kind, find_profile(kind, name, search)
     if looks_like_path(name):
         path = user_path(name, "the profile")
         return _kind_of(path), path
@@ -153,12 +151,14 @@ def _find(name: str, kind: Kind | None, search: Sequence[Path]) -> tuple[Kind, P
         everything = {known for each in FOLDERS for known in available(each, search)}
         raise nearest(name, everything, "profile", "")
     if len(kinds) > 1:
-        raise BadInput(f"the name {name} is that of {' and '.join(f'one {each}' for each in kinds)}: add --kind.")
-    return kinds[0], find(kinds[0], name, search)
+        raise BadInput(
+            f"{name} is the name of {' and '.join(f'one {each}' for each in kinds)}: choose one with --kind."
+        )
+    return kinds[0], find_profile(kinds[0], name, search)
 
 
 def _kind_of(path: Path) -> Kind:
-    """By the folder that it lies in, else by the keys that only one kind has."""
+    """Work out the kind of a file from the name of its folder, otherwise from its keys."""
     for kind, folder in FOLDERS.items():
         if path.absolute().parent.name == folder:
             return kind
@@ -166,7 +166,7 @@ def _kind_of(path: Path) -> Kind:
     hits = {kind: len(keys & {f.name for f in msgspec.structs.fields(type_)}) for kind, type_ in TYPES.items()}
     best = [kind for kind, count in hits.items() if count and count == max(hits.values())]
     if len(best) != 1:
-        raise BadInput(f"{path}: the keys do not say whether it is a {', '.join(FOLDERS)}: add --kind.")
+        raise BadInput(f"{path}: its keys do not show which kind it is ({', '.join(FOLDERS)}): choose one with --kind.")
     return best[0]
 
 
@@ -191,7 +191,7 @@ def _check(name: str, kind: Kind | None, search: Sequence[Path]) -> dict[str, An
 
 
 def _extra(profile: Profile, where: str, search: Sequence[Path]) -> dict[str, Any]:
-    """What a profile refers to, resolved; so a wrong reference is an error here."""
+    """Resolve everything that a profile refers to; a wrong reference is an error."""
     if isinstance(profile, Device):
         return {
             "link": load_link(profile.link, search, f"{where}: link"),
@@ -256,7 +256,7 @@ def _show_figures(profile: Device | Link, path: Path) -> None:
 
 
 def _filled_in(device: Device, origin: dict[str, Provenance]) -> tuple[Device, dict[str, Provenance]]:
-    """With the rates and the runtime's memory that follow from its other figures."""
+    """Fill in the rates and the runtime's memory, which follow from the device's other figures."""
     origin = {**origin, **{entry.figure: entry for entry in rates_provenance(device)}}
     memory = device.memory
     if memory.runtime_mib is None:

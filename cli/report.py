@@ -1,4 +1,4 @@
-"""`fleetbed report`, `plot`, `compare`, `export` and `privacy`: what people take away from runs."""
+"""`fleetbed report`, `plot`, `compare`, `export` and `privacy`: the results of runs."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Annotated, Any
 import typer
 
 from fleetbed.analysis.figures.plot import KINDS
-from fleetbed.cli.common import AsJson, finite, print_json, print_table
+from fleetbed.cli.common import AsJson, check_finite, print_json, print_table
 from fleetbed.profiles.yaml_text import plain
 
-RunFolders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs or of studies.")]
+RunFolders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs or studies.")]
 Base = Annotated[
-    str | None, typer.Option(metavar="METHOD", help="The method that the others are compared with; default: the first.")
+    str | None, typer.Option(metavar="METHOD", help="The method to compare the others with; default: the first.")
 ]
 Targets = Annotated[
     list[float] | None,
     typer.Option(
         "--target",
-        callback=finite,
+        callback=check_finite,
         metavar="ACCURACY",
         min=0,
         max=1,
-        help="An accuracy to reach, as 0.6; may be repeated.",
+        help="A target accuracy, such as 0.6; may be repeated.",
     ),
 ]
 Series = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Whose accuracy on which test data: global, personal-own or personal-all; "
-        "default: what each method's paper reports.",
+        help="The accuracy to show: global, personal-own or personal-all; "
+        "default: the one that each method's paper reports.",
     ),
 ]
 AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
@@ -42,10 +42,11 @@ AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 def report(
     folders: RunFolders,
     out: Annotated[
-        Path, typer.Option(metavar="FILE", help="The page to write; its parts go into a folder beside it.")
+        Path, typer.Option(metavar="FILE", help="The page to write; its other files go into a folder next to it.")
     ] = Path("report.html"),
     client: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Print the resources of one client, as 007; no page is written.")
+        str | None,
+        typer.Option(metavar="NAME", help="Print the resources of one client, such as 007, and write no page."),
     ] = None,
     base: Base = None,
     target: Targets = None,
@@ -53,7 +54,7 @@ def report(
     as_json: AsJson = False,
     as_csv: AsCsv = False,
 ) -> None:
-    """Write the report of runs as one HTML page, or print its figures."""
+    """Write a report on runs as an HTML page, or print its figures."""
     from fleetbed.analysis.page.report import clients_csv, report_json, write_report
     from fleetbed.analysis.tables.runs import open_runs
 
@@ -71,7 +72,7 @@ def report(
 
 
 def _print_client(runs: list[dict[str, Any]]) -> None:
-    """One column per run, and the median of the client's kind beside it."""
+    """Print one column per run, and next to it the median of all clients with the same device."""
     import msgspec
 
     from fleetbed.analysis.tables.units import of_field
@@ -93,18 +94,18 @@ def plot(
         str, typer.Argument(help="What to draw: " + "; ".join(f"{k}, {v}" for k, v in KINDS.items()) + ".")
     ],
     folders: RunFolders,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the figures go.")] = Path("figures"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the figures.")] = Path("figures"),
     target: Targets = None,
     series: Series = None,
 ) -> None:
     """Draw a figure for a paper, as PNG and PDF."""
-    from fleetbed.analysis.figures.plot import plot as draw
+    from fleetbed.analysis.figures.plot import draw_plot
     from fleetbed.analysis.tables.notes import cautions
     from fleetbed.analysis.tables.runs import open_runs
     from fleetbed.analysis.tables.series import series_of
 
     runs = open_runs(folders)
-    for path in draw(kind, runs, out, target or [], series):
+    for path in draw_plot(kind, runs, out, target or [], series):
         print(plain(str(path)))
     for note in cautions(series_of(runs, series)):
         print(plain(note), file=sys.stderr)
@@ -126,21 +127,21 @@ def compare(
     folders: RunFolders,
     show: Annotated[
         Show,
-        typer.Option(help="What each method reached and took; its accuracy by round; or what a round of it costs."),
+        typer.Option(help="Accuracy and cost of each method; its accuracy by round; or the cost of a round."),
     ] = Show.summary,
     base: Base = None,
     target: Targets = None,
     series: Series = None,
-    form: Annotated[Format, typer.Option("--format", help="How to write the table.")] = Format.markdown,
+    form: Annotated[Format, typer.Option("--format", help="Format of the table.")] = Format.markdown,
     as_json: AsJson = False,
 ) -> None:
-    """Set methods side by side: accuracy, what it took to get there, and differences paired by seed."""
+    """Compare methods: their accuracy, what it cost to reach it, and differences paired by seed."""
     from fleetbed.analysis.tables import by_round
     from fleetbed.analysis.tables import compare as comparing
     from fleetbed.analysis.tables.runs import open_runs
     from fleetbed.analysis.tables.writing import csv_text
 
-    found = comparing.compare(open_runs(folders), base, target or [], series)
+    found = comparing.compare_runs(open_runs(folders), base, target or [], series)
     rows, tables = {
         Show.summary: lambda: (comparing.records(found), comparing.tables(found)),
         Show.rounds: lambda: (by_round.accuracy_records(found), by_round.accuracy_tables(found)),
@@ -154,15 +155,15 @@ def compare(
         print("\n".join(each.latex() if form is Format.latex else each.markdown() for each in tables), end="")
 
 
-def export(
+def export_runs(
     folders: RunFolders,
     form: Annotated[
         str, typer.Option("--format", metavar="FORMAT", help="csv, chrome-trace, tensorboard or parquet.")
     ] = "csv",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the files go.")] = Path("export"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the files.")] = Path("export"),
     series: Series = None,
 ) -> None:
-    """Write runs in the formats of other tools; chrome-trace opens in ui.perfetto.dev."""
+    """Write runs in the formats of other tools; open a chrome-trace in ui.perfetto.dev."""
     from fleetbed.analysis.tables.export import export as write
     from fleetbed.analysis.tables.runs import open_runs
 
@@ -170,17 +171,17 @@ def export(
         print(plain(str(path)))
 
 
-privacy = typer.Typer(help="What features give away, and what noise would hide.", no_args_is_help=True)
+privacy = typer.Typer(help="Estimate what features reveal, and what noise hides.", no_args_is_help=True)
 
 
 @privacy.command()
 def sigma(
-    clip: Annotated[float, typer.Option(help="C, the largest norm of what is sent.")] = 0.1,
+    clip: Annotated[float, typer.Option(help="C, the largest norm of the features sent.")] = 0.1,
     epsilon: Annotated[float, typer.Option(help="The privacy budget.")] = 10.0,
     delta: Annotated[float, typer.Option(help="The probability of a worse leak.")] = 1e-6,
     as_json: AsJson = False,
 ) -> None:
-    """The standard deviation of the noise that gives (epsilon, delta)-differential privacy."""
+    """Print the standard deviation of the noise that gives (epsilon, delta)-differential privacy."""
     from fleetbed.analysis.figures.privacy import dp_sigma
 
     found = dp_sigma(clip, epsilon, delta)
@@ -198,22 +199,25 @@ def reconstruct(
     noise: Annotated[
         list[float] | None,
         typer.Option(
-            callback=finite, min=0, metavar="SD", help="Noise in standard deviations of the features; may be repeated."
+            callback=check_finite,
+            min=0,
+            metavar="SD",
+            help="Noise in standard deviations of the features; may be repeated.",
         ),
     ] = None,
-    images: Annotated[int, typer.Option(min=1, max=32, help="How many test images.")] = 8,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of the optimisation.")] = 300,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where figure and table go.")] = Path("figures"),
+    images: Annotated[int, typer.Option(min=1, max=32, help="Number of test images.")] = 8,
+    steps: Annotated[int, typer.Option(min=1, help="Optimisation steps.")] = 300,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the figure and the table.")] = Path("figures"),
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild test images from the features that a client would send, with and without noise."""
+    """Reconstruct test images from the features that a client would send, with and without noise."""
     from fleetbed.analysis.figures import privacy as attacking
     from fleetbed.analysis.figures.privacy_plot import reconstruction_figure
     from fleetbed.analysis.figures.style import save
     from fleetbed.analysis.tables.runs import open_run
     from fleetbed.analysis.tables.writing import csv_text, writable
 
-    original, attacks = attacking.reconstruct(open_run(folder), noise or [0.0, 0.8], images, steps)
+    original, attacks = attacking.reconstruct_images(open_run(folder), noise or [0.0, 0.8], images, steps)
     columns, rows = attacking.table(attacks)
     with writable(out):
         written = save(reconstruction_figure(original, attacks), out / "reconstruction")

@@ -17,7 +17,7 @@ import typer
 
 from fleetbed.cli.common import AsJson, ProfileFolders, complain, print_json, print_table
 from fleetbed.cli.interrupts import stop_cleanly
-from fleetbed.cli.streams import unfailing
+from fleetbed.cli.streams import never_failing
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Experiment, runs
 from fleetbed.profiles.files import check_new
@@ -28,48 +28,50 @@ if TYPE_CHECKING:
     from fleetbed.emulator.engine.observer import Observer
 
 INTERRUPTED = 130  # the exit code
-#: the sources of time for which it does not matter what else the host does while clients train
+#: sources of time that other load on the host does not affect
 UNDISTURBED = ("modelled", "replay")
 
 
 def run(
-    experiment: Annotated[str | None, typer.Argument(help="A name or the path of a YAML file.")] = None,
+    experiment: Annotated[str | None, typer.Argument(help="The name or YAML file of an experiment.")] = None,
     sets: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Override any key, as in timing.source=modelled. With --resume: rounds=N adds rounds.",
+            help="Override any key, such as timing.source=modelled. With --resume, rounds=N adds rounds.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the runs go; it must not exist.")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue the study or run in it.")] = None,
-    only: Annotated[str | None, typer.Option(metavar="RUN", help="With --resume: only this run of the study.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Runs at the same time, unless time is enforced.")] = 1,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the runs; it must not exist yet.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Continue the study or run in this folder.")
+    ] = None,
+    only: Annotated[str | None, typer.Option(metavar="RUN", help="With --resume: continue only this run.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Runs at the same time; not with enforced timing.")] = 1,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what it will take in device time, host time and disk, and stop.")
+        bool, typer.Option("--dry-run", help="Only predict the device time, host time and disk space.")
     ] = False,
     profiles: ProfileFolders = None,
     as_json: AsJson = False,
 ) -> None:
-    """Carry out an experiment: every algorithm, policy and seed of it is one run.
+    """Run an experiment: one run for each combination of algorithm, policy and seed.
 
     Ctrl-C stops cleanly; continue with --resume.
     """
     if (experiment is None) == (resume is None):
         raise BadInput(
-            "fleetbed run takes either an experiment or --resume DIR, see: fleetbed profiles list experiment"
+            "fleetbed run needs either an experiment or --resume DIR; list them with: fleetbed profiles list experiment"
         )
     stop_cleanly()
-    sys.stdout = unfailing(sys.stdout)  # a run has its folder; what it prints is nobody's result
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where a parent ignored it, nobody would hear how a job ended
+    sys.stdout = never_failing(sys.stdout)  # results are in the run's folder, so a lost line must not end the run
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have ignored it, which hides how children end
     if resume is not None:
         _check_resume(out=out, profiles=profiles, dry_run=dry_run, sets=sets, only=only, jobs=jobs)
         folder, folders = _resume(resume, sets or (), only, jobs)
     else:
         assert experiment is not None
         if only is not None:
-            raise BadInput("--only RUN goes with --resume DIR; to carry out a part of an experiment, use --set.")
+            raise BadInput("--only RUN needs --resume DIR; to run part of an experiment, use --set.")
         search = tuple(profiles or ())
         check_search(search)
         if out is not None:
@@ -78,7 +80,7 @@ def run(
         _check_jobs(jobs, asked)
         if dry_run:
             if out is not None and os.path.lexists(out):
-                raise BadInput(f"--out {out}: the folder exists; choose another.")
+                raise BadInput(f"--out {out}: the folder already exists; choose another one.")
             _forecast(asked, search, as_json)
             return
         default = Path("runs") / f"{Path(experiment).stem}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -101,61 +103,64 @@ def _check_resume(
     only: str | None,
     jobs: int,
 ) -> None:
-    """Refuse, rather than ignore, the options that a study which is there already cannot heed."""
+    """Refuse, rather than ignore, the options that have no effect on an existing study."""
     if out is not None:
-        raise BadInput("--out does not go with --resume: a study continues in its own folder.")
+        raise BadInput("--out cannot be used with --resume: a study continues in its own folder.")
     if profiles:
-        raise BadInput("--profiles does not go with --resume: a study keeps the profiles that it was started with.")
+        raise BadInput("--profiles cannot be used with --resume: a study uses the profiles that it was started with.")
     if dry_run:
         raise BadInput(
-            "--dry-run does not go with --resume: forecast the experiment, by fleetbed run EXPERIMENT --dry-run."
+            "--dry-run cannot be used with --resume: use fleetbed run EXPERIMENT --dry-run for the experiment instead."
         )
     if only is not None and jobs > 1:
-        raise BadInput("--only RUN does not go with --jobs: it is one run.")
+        raise BadInput("--only RUN cannot be used with --jobs: it is a single run.")
     if only is not None and sets:
-        raise BadInput("--set does not go with --only: the number of rounds is that of all runs of the study.")
+        raise BadInput("--set cannot be used with --only: all runs of a study have the same number of rounds.")
 
 
 def _start(
     asked: Experiment, folder: Path, search: Sequence[Path], jobs: int, *, or_next: bool
 ) -> tuple[Path, list[Path]]:
-    """Carry out a new study; gives its folder and those of its runs."""
-    with _on_this_host(asked, search, jobs):
-        watch = _imports()
+    """Carry out a new study; return its folder and the folders of its runs."""
+    with _host_reserved(asked, search, jobs):
+        observer = _imports()
         from fleetbed.emulator.run.study import new_study
 
         command = shlex.join(["fleetbed", *sys.argv[1:]])
         with new_study(asked, folder, search=search, command=command, or_next=or_next) as taken:
-            return taken, _carry_out(taken, None, jobs, watch)
+            return taken, _carry_out(taken, None, jobs, observer)
 
 
 def _resume(folder: Path, sets: Sequence[str], only: str | None, jobs: int) -> tuple[Path, list[Path]]:
-    with _on_this_host(None, (), jobs):
-        watch = _imports()
-        from fleetbed.emulator.run.study import add_rounds, locate
+    with _host_reserved(None, (), jobs):
+        observer = _imports()
+        from fleetbed.emulator.run.study import add_rounds, locate_study
 
-        study, own = locate(folder)
+        study, own = locate_study(folder)
         if own is not None and (sets or jobs > 1 or only not in (None, own)):
-            raise BadInput(f"{folder} is one run: --set, --jobs and --only go with the folder of its study, {study}.")
+            raise BadInput(
+                f"{folder} is a single run: use --set, --jobs and --only with the folder of its study, {study}."
+            )
         if sets:
             add_rounds(study, sets)
-        return folder, _carry_out(study, only or own, jobs, watch)
+        return folder, _carry_out(study, only or own, jobs, observer)
 
 
 def _check_jobs(jobs: int, experiment: Experiment) -> None:
     source = experiment.timing.source
     if jobs > 1 and source not in UNDISTURBED:
         raise BadInput(
-            f"--jobs {jobs}: runs with timing.source {source} need the host for themselves; "
-            f"leave --jobs out, or set timing.source to {' or '.join(UNDISTURBED)}."
+            f"--jobs {jobs}: a run with timing.source {source} needs the host to itself; "
+            f"remove --jobs, or set timing.source to {' or '.join(UNDISTURBED)}."
         )
 
 
 @contextlib.contextmanager
-def _on_this_host(asked: Experiment | None, search: Sequence[Path], jobs: int) -> Iterator[None]:
-    """Keep those who measure it waiting, unless it is others who do the work.
+def _host_reserved(asked: Experiment | None, search: Sequence[Path], jobs: int) -> Iterator[None]:
+    """Block measurements of this host meanwhile, unless other processes do the work and block them.
 
-    And start the zygote before this process imports torch, so that both do at the same time; never for nothing.
+    Also start the zygote before this process imports torch, so that both import it at the same time; but only if the
+    run will need one.
     """
     from fleetbed.emulator.machine import measuring_lock
     from fleetbed.emulator.machine.capacity import can_start_zygote, check_room
@@ -165,7 +170,7 @@ def _on_this_host(asked: Experiment | None, search: Sequence[Path], jobs: int) -
     if asked is not None:
         check_room(sum(sizes(load_fleet(asked.fleet, search, "fleet"))), asked.processes)
         needs_zygote &= asked.processes != "inline"
-    else:  # nobody has looked yet at what is resumed, and whether it needs one; what it lacks is said later
+    else:  # the study to resume has not been read yet, so whether it needs one is not known; errors come later
         needs_zygote &= can_start_zygote()
     with contextlib.ExitStack() as stack:
         if jobs == 1:
@@ -176,10 +181,10 @@ def _on_this_host(asked: Experiment | None, search: Sequence[Path], jobs: int) -
 
 
 @contextlib.contextmanager
-def _leaving_at_once() -> Iterator[None]:
-    """Within this an interrupt ends the process on the spot: torch aborts if one is raised while it is imported.
+def _exit_on_interrupt() -> Iterator[None]:
+    """Make an interrupt end the process at once, because torch aborts if one is raised during its import.
 
-    Nothing has been made yet, and a zygote that was started ahead ends by itself.
+    Nothing has been written yet, and a zygote that was started early ends by itself.
     """
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
@@ -192,9 +197,9 @@ def _leaving_at_once() -> Iterator[None]:
 
 
 def _imports() -> Observer:
-    """Import what a run needs, as quickly as possible; gives what shows its progress."""
-    gc.disable()  # imports leave no garbage, and looking for it takes a fifth of their time
-    with _leaving_at_once():
+    """Import everything a run needs, as quickly as possible; return the observer that shows its progress."""
+    gc.disable()  # imports leave no garbage, and searching for it takes a fifth of their time
+    with _exit_on_interrupt():
         from rich.console import Console
 
         from fleetbed.cli.live import observer_for
@@ -205,19 +210,19 @@ def _imports() -> Observer:
     return observer_for(Console(stderr=True))
 
 
-def _carry_out(folder: Path, only: str | None, jobs: int, watch: Observer) -> list[Path]:
-    """Carry out what is not done in a study; gives the folders of its runs."""
+def _carry_out(folder: Path, only: str | None, jobs: int, observer: Observer) -> list[Path]:
+    """Carry out the unfinished runs of a study; return the folders of all its runs."""
     from fleetbed.cli.side_by_side import run_side_by_side
     from fleetbed.emulator.run.study import conclude, open_study, resume_study
 
     try:
         if jobs == 1:
-            return resume_study(folder, watch, only)
+            return resume_study(folder, observer, only)
         experiment = open_study(folder).experiment
         _check_jobs(jobs, experiment)
         configs = runs(experiment)
-        run_side_by_side(folder, [config.name for config in configs], jobs, watch.say)
-        conclude(folder, configs, watch)
+        run_side_by_side(folder, [config.name for config in configs], jobs, observer.say)
+        conclude(folder, configs, observer)
         return [folder / config.name for config in configs]
     except KeyboardInterrupt:
         complain(f"interrupted; continue with: fleetbed run --resume {folder}")
@@ -230,8 +235,8 @@ def _forecast(experiment: Experiment, search: Sequence[Path], as_json: bool) -> 
     from fleetbed.cli.live import duration, observer_for
     from fleetbed.emulator.run.forecast import forecast, total
 
-    watch = observer_for(Console(stderr=True))
-    found = [forecast(config, search=search, watch=watch) for config in runs(experiment)]
+    observer = observer_for(Console(stderr=True))
+    found = [forecast(config, search=search, observer=observer) for config in runs(experiment)]
     together = total(found)
     if as_json:
         print_json({"runs": found, "total": together})
@@ -252,6 +257,6 @@ def _forecast(experiment: Experiment, search: Sequence[Path], as_json: bool) -> 
     if len(found) > 1:
         taken = (duration(together.device_s), f"about {duration(together.host_s)}")
         rows.append((f"all {len(found)} runs", "", "", together.tasks, *taken, f"{together.disk_bytes / 1e6:.0f} MB"))
-    print_table("what it will take", columns, rows)
+    print_table("Forecast", columns, rows)
     for sentence in (sentence for each in found for sentence in each.warnings):
         complain(sentence)

@@ -1,4 +1,4 @@
-"""Several runs of a study at the same time, each by a command of its own; its output is passed on, line by line."""
+"""Carries out several runs of a study at the same time, each in its own command, whose output is passed on."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fleetbed.emulator.processes.forking import die_with
 from fleetbed.emulator.resume.run_folder import standing
 from fleetbed.profiles.errors import BadInput, FleetbedError, HostCannot
 
-#: what a run's command ended with, by its exit code
+#: the error to raise, by the exit code of a run's command
 ERRORS = {2: BadInput, 3: HostCannot}
 
 
 def run_side_by_side(folder: Path, names: Sequence[str], jobs: int, say: Callable[[str], None]) -> None:
-    """Carry these runs out, so many at once. One that fails, or Ctrl-C, ends the others in order.
+    """Carry out these runs, `jobs` at a time. If one fails, or on Ctrl-C, stop the others cleanly.
 
-    A run that ended without a result is none that failed: it has come to its end, and the others go on.
+    A run that ended without a result has not failed: it is finished, and the others continue.
     """
     at_work: set[subprocess.Popen[str]] = set()
     failed: list[FleetbedError] = []
-    end_with_us = partial(die_with, os.getpid(), signal.SIGTERM)  # in order, as by Ctrl-C
+    end_with_us = partial(die_with, os.getpid(), signal.SIGTERM)  # a clean stop, as with Ctrl-C
 
     def carry_out(name: str) -> None:
         if failed:
@@ -41,7 +41,7 @@ def run_side_by_side(folder: Path, names: Sequence[str], jobs: int, say: Callabl
             preexec_fn=end_with_us,
         ) as process:
             at_work.add(process)
-            if failed:  # meanwhile
+            if failed:  # another run, while this one started
                 process.terminate()
             assert process.stderr is not None
             for line in process.stderr:
@@ -61,7 +61,7 @@ def run_side_by_side(folder: Path, names: Sequence[str], jobs: int, say: Callabl
             for _ in pool.map(carry_out, names):
                 pass
         except BaseException:
-            failed.append(FleetbedError("interrupted"))  # none of those that wait is begun
+            failed.append(FleetbedError("interrupted"))  # so that no waiting run starts
             end_all()
             raise
     if failed:
@@ -69,9 +69,9 @@ def run_side_by_side(folder: Path, names: Sequence[str], jobs: int, say: Callabl
 
 
 def _error(folder: Path, name: str, status: int) -> FleetbedError | None:
-    """What is to be said of a run whose command ended so; None if the run came to its end.
+    """Return the error for a run whose command ended with this status; None if the run is finished.
 
-    The exit code alone does not decide: the records must say it too.
+    The exit code alone does not decide: the records must show that the run is finished.
     """
     found = standing(folder / name)
     if found == "empty" or (found == "done" and status == 0):

@@ -1,4 +1,4 @@
-"""Standard streams that no command depends on: closed, full, without a reader or of few characters."""
+"""Makes commands independent of their standard streams, which may be closed, full, unread or not UTF-8."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from typing import Any, TextIO
 
 
-class Unfailing(io.FileIO):
-    """A file that drops what cannot be written to it."""
+class LossyFile(io.FileIO):
+    """A file that drops any data that cannot be written to it."""
 
     def write(self, data: Any) -> int:
         try:
@@ -19,7 +19,7 @@ class Unfailing(io.FileIO):
 
 
 def open_closed() -> None:
-    """Put /dev/null behind a closed stream, or the next file that is opened would be taken for it."""
+    """Connect closed standard streams to /dev/null; otherwise the next opened file would get their descriptor."""
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(descriptor)
@@ -32,17 +32,17 @@ def open_closed() -> None:
 
 
 def show_all_characters() -> None:
-    """Write what a stream's encoding cannot hold as an escape."""
+    """Print characters outside the encoding of standard output as escapes."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def unfailing(stream: TextIO) -> TextIO:
-    """A stream like this one on which every write succeeds."""
+def never_failing(stream: TextIO) -> TextIO:
+    """Return a stream like this one on which every write succeeds."""
     if stream not in (sys.__stdout__, sys.__stderr__):
-        return stream  # somebody captures it
+        return stream  # it is being captured, for example by a test
     stream.flush()
-    raw = Unfailing(stream.fileno(), "w", closefd=False)
+    raw = LossyFile(stream.fileno(), "w", closefd=False)
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
         encoding=stream.encoding,

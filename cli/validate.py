@@ -1,4 +1,4 @@
-"""`fleetbed validate`: how well plans agree with training times measured on real boards."""
+"""`fleetbed validate`: compares plans with training times measured on real boards."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ FIGURE = "device-time"
 
 def validate(
     points: Annotated[
-        Path | None, typer.Argument(help="A CSV file of measured training times; without it the shipped ones.")
+        Path | None, typer.Argument(help="A CSV file of measured training times; default: the shipped ones.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="The folder that the plot is written to.")] = Path("validation"),
+    out: Annotated[Path, typer.Option(help="Folder for the plot.")] = Path("validation"),
     profiles: ProfileFolders = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare predicted training times with measured ones: a table, the errors by device, and a plot."""
+    """Compare predicted with measured training times: a table, the errors by device, and a plot."""
     from fleetbed.analysis.figures.style import save
     from fleetbed.analysis.figures.validation_plot import validation_figure
     from fleetbed.analysis.tables.writing import writable
     from fleetbed.models.cost.points import read_points, shipped_points
-    from fleetbed.models.cost.validation import validate as compare
+    from fleetbed.models.cost.validation import validate_points
 
     search = profiles or ()
     check_search(search)
-    found = compare(read_points(points or shipped_points(), search))
+    found = validate_points(read_points(points or shipped_points(), search))
     with writable(out):
         files = save(validation_figure(found), out / FIGURE)
     for row in found.left_out:
-        complain(f"row {row.row} is left out: {row.reason}")
+        complain(f"row {row.row} is skipped: {row.reason}")
     for operator, models in found.unknown_operators.items():
-        complain(f"no class knows the operator {operator} of {', '.join(models)}: it is counted as memory-bound")
+        complain(f"the operator {operator} of {', '.join(models)} is in no class: it is counted as memory-bound")
     if as_json:
         print_json({"files": [str(file) for file in files], **_as_json(found)})
         return

@@ -1,4 +1,4 @@
-"""What every model and every family of models can be asked."""
+"""The interface of every model and every family of models."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fleetbed.profiles.errors import BadInput, nearest
 
 Tensors = dict[str, Tensor]
 Section = Literal["extractor", "intermediate", "classifier"]
-Index = tuple[Tensor | None, ...]  # per dimension: the rows that a variant takes of the full tensor, None is all
+Index = tuple[Tensor | None, ...]  # per dimension: the rows of the full tensor that a variant has; None means all
 
 
 class InputSpec(Struct, frozen=True):
-    """What goes in: an image's (channels, height, width), or (tokens,) of a text with its vocabulary."""
+    """The input of a model: (channels, height, width) of an image, or (tokens,) of a text and its vocabulary."""
 
     shape: tuple[int, ...]
     classes: int
@@ -33,7 +33,7 @@ def input_dtype(spec: InputSpec) -> torch.dtype:
 
 
 class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The options of a family; one that has any derives its own type."""
+    """The options of a family; a family with options derives its own type."""
 
 
 class Net(nn.Module, ABC):
@@ -45,19 +45,19 @@ class Net(nn.Module, ABC):
 
     @abstractmethod
     def extract(self, x: Tensor) -> Tensor:
-        """The shallow part, up to the first cut (FedIN's s_in)."""
+        """Run the shallow part, up to the first cut (FedIN's s_in)."""
 
     @abstractmethod
     def intermediate(self, s: Tensor) -> Tensor:
-        """From the first cut to the features that the classifier reads (FedIN's s_out), shape [batch, d]."""
+        """Run from the first cut to the features that the classifier reads (FedIN's s_out), shape [batch, d]."""
 
     @abstractmethod
     def classify(self, f: Tensor) -> Tensor:
-        """The last layer: logits before the softmax."""
+        """Run the last layer; return the logits before the softmax."""
 
     @abstractmethod
     def stages(self, x: Tensor) -> dict[str, Tensor]:
-        """The activations after each stage, by name, from shallow to deep (for CKA per stage)."""
+        """Return the activations after each stage, by name, from shallow to deep (for CKA per stage)."""
 
     def initialise(self) -> None:
         """Fill every parameter and buffer, drawing from torch's global generator."""
@@ -65,16 +65,16 @@ class Net(nn.Module, ABC):
             self.initialise_module(module)
 
     def initialise_module(self, module: nn.Module) -> None:
-        """A layer as torch initialises it; a model that does it otherwise overrides this for such layers."""
+        """Initialise a layer as torch does; a model that does it differently overrides this method."""
         reset = getattr(module, "reset_parameters", None)
         if callable(reset):
             reset()
 
     def fill_constants(self) -> None:
-        """Fill the buffers that are not part of the state, for nobody sends or loads them."""
+        """Fill the buffers that are not part of the state, because they are never sent or loaded."""
 
     def section(self, name: str) -> Section:
-        """The section that the parameter or buffer `name` belongs to."""
+        """Return the section that the parameter or buffer `name` belongs to."""
         part = name.split(".", 1)[0]
         if part in self.extractor_parts:
             return "extractor"
@@ -106,54 +106,56 @@ class Family(ABC):
 
     @property
     def smallest_image(self) -> int:
-        """The height and width that an image must have at least."""
+        """The least height and width of an image."""
         return 1
 
     @abstractmethod
     def make(self, variant: str, spec: InputSpec) -> Net:
-        """The model as its constructor leaves it; `build` and `empty` are what others call."""
+        """Construct the model, uninitialised; callers use `build` or `empty`."""
 
     def build(self, variant: str, spec: InputSpec) -> Net:
-        """A fresh model, initialised from torch's global generator (seed it before)."""
+        """Return a new model, initialised from torch's global generator (seed it first)."""
         net = self.empty(variant, spec)
         net.initialise()
         return net
 
     def load(self, variant: str, spec: InputSpec, tensors: Tensors, source: str = "the checkpoint") -> Net:
-        """A model on these very tensors: training it changes them. BadInput names those that do not fit."""
+        """Return a model that uses these same tensors: training it changes them. BadInput names wrong tensors."""
         net = self.empty(variant, spec)
         _check_tensors(net.state_dict(), tensors, source)
         net.load_state_dict(tensors, assign=True)
         return net
 
     def empty(self, variant: str, spec: InputSpec) -> Net:
-        """A model whose tensors hold arbitrary values: initialising what is replaced anyway would take longer than
-        all the rest."""
+        """Return a model whose tensors have arbitrary values.
+
+        Initialising values that are then replaced would take longer than everything else.
+        """
         net = self.outline(variant, spec)
-        # what `to_empty` does, which would import sympy on the way: a third of a second in every client
+        # same as `to_empty`, which would also import sympy: a third of a second in every client
         net._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))  # type: ignore[no-untyped-call]
         net.fill_constants()
         return net
 
     def outline(self, variant: str, spec: InputSpec) -> Net:
-        """A model without memory (on the meta device): names and shapes only."""
+        """Return a model without memory (on the meta device): names and shapes only."""
         self.check_variant(variant)
         self.check_input(spec)
         with torch.device("meta"):
             return self.make(variant, spec)
 
     def index(self, variant: str, spec: InputSpec, shift: int = 0) -> dict[str, Index]:
-        """Which part of which tensor of the largest variant this variant holds.
+        """Return the part of each tensor of the largest variant that this variant has.
 
-        `shift` moves the channel windows of width families (FedRolex); depth families ignore it. Where
-        variants share no tensors (`shared` is false) the answer is about the variant itself.
+        `shift` moves the channel windows of width families (FedRolex); depth families ignore it. If variants share no
+        tensors (`shared` is false), the result describes the variant itself.
         """
         del shift
         tensors = self.outline(variant, spec).state_dict()
         return {name: (None,) * tensor.ndim for name, tensor in tensors.items()}
 
     def cross_layers(self, names: Iterable[str]) -> dict[str, str]:
-        """InCo: the layers among `names` that take a cross-layer gradient, each with its base layer."""
+        """Return, for InCo, the layers among `names` that use a cross-layer gradient, each with its base layer."""
         del names
         return {}
 
@@ -167,7 +169,7 @@ class Family(ABC):
         return [list(blocks) for blocks in stages.values()]
 
     def narrow(self, variants: tuple[str, ...]) -> Family:
-        """The same family with these variants only, in the family's order; with all where none is named."""
+        """Return the family with only these variants, in the family's order; with all if `variants` is empty."""
         for variant in variants:
             self.check_variant(variant)
         narrowed = copy.copy(self)
@@ -177,12 +179,12 @@ class Family(ABC):
             if self.shared and not self.part_of(variant, largest):
                 raise BadInput(
                     f"model.variants: {variant} of {self.name} is not a part of {largest}, the largest one "
-                    f"named, so its weights have no place in the server's model: name one that holds both."
+                    f"listed, so the server's model would not contain its weights: add a variant that contains both."
                 )
         return narrowed
 
     def part_of(self, variant: str, whole: str) -> bool:
-        """Whether every tensor of `variant` is a part of one of `whole`."""
+        """Return whether every tensor of `variant` is a part of one of `whole`."""
         return self.variants.index(variant) <= self.variants.index(whole)
 
     def check_variant(self, variant: str) -> None:
@@ -190,27 +192,27 @@ class Family(ABC):
             raise nearest(variant, self.variants, "variant", f"the model family {self.name}")
 
     def check_input(self, spec: InputSpec) -> None:
-        """Raise BadInput where a model of this family cannot take such data."""
+        """Raise BadInput if a model of this family cannot use such data."""
         if spec.classes < 2:
-            raise BadInput(f"{self.name} needs data of at least 2 classes, found {spec.classes}.")
+            raise BadInput(f"{self.name} needs data with at least 2 classes, but this has {spec.classes}.")
         found = "images" if len(spec.shape) == 3 else "text"
         if found != self.reads:
             raise BadInput(
-                f"{self.name} reads {self.reads}, the data is {found} (shape {spec.shape}): "
+                f"{self.name} needs {self.reads}, but the data is {found} (shape {spec.shape}): "
                 f"choose another model.family or data.name."
             )
         smallest = self.smallest_image
         if found == "images" and min(spec.shape[1:]) < smallest:
             raise BadInput(
-                f"{self.name} needs images of at least {smallest}x{smallest}, found "
+                f"{self.name} needs images of at least {smallest}x{smallest}, but these are "
                 f"{spec.shape[1]}x{spec.shape[2]}: set data.image_size to {smallest} or more."
             )
         if found == "text" and spec.vocabulary < 1:
-            raise BadInput(f"{self.name} needs text with a vocabulary, found one of {spec.vocabulary} words.")
+            raise BadInput(f"{self.name} needs text with a vocabulary, but this one has {spec.vocabulary} words.")
 
 
 def gather(full: Mapping[str, Tensor], index: Mapping[str, Index]) -> Tensors:
-    """Cut a variant's tensors out of the full ones. Where all of a tensor is taken it is the same tensor."""
+    """Cut a variant's tensors out of the full ones. A tensor that is used as a whole is not copied."""
     return {name: _take(full[name], parts) for name, parts in index.items()}
 
 
@@ -222,15 +224,15 @@ def _take(tensor: Tensor, parts: Index) -> Tensor:
 
 
 def scatter_add(into: Tensors, part: Mapping[str, Tensor], index: Mapping[str, Index]) -> None:
-    """Add a variant's tensors in place where they belong in the full ones."""
+    """Add a variant's tensors, in place, to the matching parts of the full ones."""
     for name, parts in index.items():
         full, piece = into[name], part[name].to(into[name].dtype)
         window = _window(full, parts)
         if window is not None:
             window += piece
             continue
-        # Trailing whole dimensions (a convolution's kernel) are left out of the grid, or it would be larger than
-        # the tensor. No row is named twice: reading, adding and writing back is the same as accumulating.
+        # Trailing whole dimensions (a convolution's kernel) are left out of the grid, which would otherwise be larger
+        # than the tensor. No row occurs twice, so that reading, adding and writing back equals accumulating.
         leading = max(dim + 1 for dim, rows in enumerate(parts) if rows is not None)
         rows = (torch.arange(full.shape[d]) if (r := parts[d]) is None else r for d in range(leading))
         grid = torch.meshgrid(*rows, indexing="ij")
@@ -238,7 +240,7 @@ def scatter_add(into: Tensors, part: Mapping[str, Tensor], index: Mapping[str, I
 
 
 def _window(full: Tensor, parts: Index) -> Tensor | None:
-    """The part as a view of the full tensor, where its rows follow one another."""
+    """Return the part as a view of the full tensor; None if its rows are not consecutive."""
     for dim, rows in enumerate(parts):
         if rows is None:
             continue
@@ -250,7 +252,7 @@ def _window(full: Tensor, parts: Index) -> Tensor | None:
 
 
 def _check_tensors(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], source: str) -> None:
-    """BadInput names the tensors that are missing, unknown or of another shape."""
+    """Raise BadInput with the names of tensors that are missing, unknown or of another shape."""
     problems = [
         *(f"{name} is missing" for name in own if name not in tensors),
         *(f"{name} is unknown to the model" for name in tensors if name not in own),

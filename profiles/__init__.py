@@ -1,4 +1,4 @@
-"""What devices, links, fleets and experiments are, and how they are read from YAML."""
+"""Types of devices, links, fleets and experiments, and the code that reads them from YAML."""
 
 from fleetbed.profiles.errors import BadInput, FleetbedError, HostCannot, nearest
 from fleetbed.profiles.experiment import Experiment, RunConfig, runs

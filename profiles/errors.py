@@ -1,4 +1,4 @@
-"""The one tree of errors. A message says what was wanted, what was found and what to do.
+"""The errors of fleetbed. A message says what was wanted, what was found and what to do.
 
 FleetbedError          exit code 1: the run failed
 ├── BadInput           exit code 2: file, key, what was found, what is allowed
@@ -12,7 +12,7 @@ from difflib import get_close_matches
 
 
 class FleetbedError(Exception):
-    """The base: the command ends with one sentence and this exit code, never with a traceback."""
+    """The base class: the command ends with one sentence and this exit code, never with a traceback."""
 
     exit_code = 1
 
@@ -24,13 +24,13 @@ class BadInput(FleetbedError):
 
 
 class HostCannot(FleetbedError):
-    """What was asked is sound, but not on this host."""
+    """The request is valid, but this host cannot do it."""
 
     exit_code = 3
 
 
 def nearest(name: str, allowed: Iterable[str], what: str, where: str) -> BadInput:
-    """The error for a name that nobody knows, with the nearest known ones; `where` leads the sentence."""
+    """Return the error for an unknown name, with the nearest known ones; the sentence starts with `where`."""
     known = sorted(allowed)
     inside = [each for each in known if len(name) > 2 and name.lower() in each.lower()]
     close = inside[:3] or get_close_matches(name[:200], known, n=3, cutoff=0.5)

@@ -1,4 +1,4 @@
-"""What an experiment is: one YAML that says it all, and what it resolves into."""
+"""The types of an experiment, which one YAML file describes completely, and of its runs."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from fleetbed.profiles.types import (
 TimingSource = Literal["enforced", "modelled", "replay"]
 Processes = Literal["resident", "on-demand", "inline"]
 PolicyKind = Literal["sync", "deadline", "over-select", "async", "buffered"]
-# Part of a folder's name, so no path: no slash, no control character, no dot first. `$` alone would allow a newline
-# at the end. `loading` checks what a pattern cannot say, and names of methods too.
+# Part of a folder's name, so it must not be a path: no slash, no control character, no dot first. `$` alone would allow
+# a newline at the end. `loading` checks what a pattern cannot express, and also the names of methods.
 Label = Annotated[str, Meta(pattern=r"^[^/\\\x00-\x1f\x7f.][^/\\\x00-\x1f\x7f]{0,59}$(?!\n)")]
 Seed = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Batch = Annotated[int, Meta(ge=1, le=1_000_000)]
 Epochs = Annotated[int, Meta(ge=1, le=100_000)]
 Steps = Annotated[int, Meta(ge=1, le=100_000_000)]
 Width = Annotated[int, Meta(ge=1, le=65_536)]  # of a layer
-Stay = Annotated[float, Meta(ge=1, le=1e10)]  # seconds; shorter ones would make the timeline crawl
+Stay = Annotated[float, Meta(ge=1, le=1e10)]  # seconds; shorter ones would make the timeline very slow
 
 
 class ServerChoice(Profile, frozen=True, kw_only=True):
-    """The server is a device too: what it computes and transfers takes device time."""
+    """The server is a device too: its computing and transfers take device time."""
 
     device: str = "server"
     link: str = "ethernet_1g"
 
 
 class Partition(Profile, frozen=True, kw_only=True):
-    """Who has which samples. `alpha` is of dirichlet, `classes_per_client` of shards, `file` of file."""
+    """How samples are divided. `alpha` belongs to dirichlet, `classes_per_client` to shards, `file` to file."""
 
     kind: Literal["iid", "dirichlet", "shards", "contiguous", "file"] = "dirichlet"
     alpha: Annotated[float, Meta(ge=1e-4, le=1e9)] = 0.5
@@ -50,7 +50,7 @@ class Partition(Profile, frozen=True, kw_only=True):
 
 
 class Data(Profile, frozen=True, kw_only=True):
-    """`name` is a shipped or torchvision set, or the path of an .npz; `root` is torchvision's folder."""
+    """The data set. `name` is a shipped or torchvision set, or the path of an .npz; `root` is torchvision's folder."""
 
     name: str = "fashion-mini"
     root: str | None = None
@@ -68,14 +68,14 @@ class Data(Profile, frozen=True, kw_only=True):
 
 
 class Model(Profile, frozen=True, kw_only=True):
-    """The family whose variants clients choose from; `variants` narrows it, `options` are its own.
+    """The family whose variants clients choose from; `variants` selects some, `options` are those of the family.
 
-    `assign` fixes the choice as papers do: the clients, in order, are cut into as many groups as it has variants, as
-    equal in size as can be, and each group trains its own, whether that fits its devices' memory or not.
+    `assign` fixes the choice as papers do: the clients, in order, are divided into as many groups as it has variants,
+    as equal in size as possible, and each group trains one variant, whether it fits the devices' memory or not.
 
-    `choose` says what a variant must fit under: `per-method` under the run's own algorithm alone, `common` under every
-    algorithm of the experiment, so that all of them are compared on the same models. An algorithm with a `variant` of
-    its own takes no part in it.
+    `choose` sets the algorithms under which a variant must fit: with `per-method` only the run's own algorithm, with
+    `common` every algorithm of the experiment, so that all of them are compared on the same models. An algorithm with
+    its own `variant` is not included.
     """
 
     family: str = "resnet-stage"
@@ -86,7 +86,7 @@ class Model(Profile, frozen=True, kw_only=True):
 
 
 class Optimizer(Profile, frozen=True, kw_only=True):
-    """`momentum` is of sgd; with `decay_biases: false` only parameters whose name has no `bias` in it decay."""
+    """`momentum` belongs to sgd; with `decay_biases: false` only parameters without `bias` in their name decay."""
 
     name: Literal["sgd", "adam"] = "sgd"
     lr: Positive = 0.01
@@ -103,10 +103,10 @@ class LearningRate(Profile, frozen=True, kw_only=True):
 
 
 class Training(Profile, frozen=True, kw_only=True):
-    """What a client does in a round: `epochs` over its samples, at most `max_steps` steps.
+    """The training of a client in a round: `epochs` over its samples, at most `max_steps` steps.
 
-    `schedule` changes the optimiser's learning rate at given rounds. `on_divergence` says whether a run goes on after a
-    loss, a client's result or the server's model is no longer finite.
+    `schedule` changes the optimiser's learning rate at given rounds. `on_divergence` sets whether a run continues when
+    a loss, a client's result or the server's model is no longer finite.
     """
 
     batch: Batch = 16
@@ -117,13 +117,13 @@ class Training(Profile, frozen=True, kw_only=True):
     on_divergence: Literal["continue", "stop"] = "continue"
 
     def optimizer_in(self, round_: int) -> Optimizer:
-        """The optimiser with the learning rate of this round."""
+        """Return the optimiser with the learning rate of this round."""
         rates = [change.lr for change in self.schedule if change.round <= round_]
         return replace(self.optimizer, lr=rates[-1]) if rates else self.optimizer
 
 
 class AlgorithmChoice(Profile, frozen=True, kw_only=True):
-    """A method by name with its parameters; `label` tells two settings of one method apart in plots.
+    """A method by name with its parameters; `label` distinguishes two settings of one method in plots.
 
     `variant` puts every client on the one variant (AllSmall, AllLarge) instead of what fits it or `model.assign` says.
     `model` replaces the experiment's for this algorithm: a table may set methods for different families side by side.
@@ -150,16 +150,18 @@ class Participation(Profile, frozen=True, kw_only=True):
 
 
 class Policy(Profile, frozen=True, kw_only=True):
-    """When a result counts. Each field belongs to the kinds named in it; `label` tells two settings apart."""
+    """When a result counts. Each field belongs to the kinds in its description; `label` distinguishes two settings."""
 
     kind: PolicyKind = "sync"
     label: Label | None = None
     deadline_s: Annotated[Seconds | None, Meta(description="deadline: device seconds a round may take")] = None
-    late: Annotated[Literal["drop", "next-round"], Meta(description="deadline: what becomes of late results")] = "drop"
-    partial: Annotated[bool, Meta(description="deadline: a client near the deadline sends what it has")] = False
-    invite: Annotated[Clients | None, Meta(description="over-select: how many start")] = None
-    take: Annotated[Clients | None, Meta(description="over-select: the first so many count")] = None
-    buffer: Annotated[Clients | None, Meta(description="buffered: merge every so many results")] = None
+    late: Annotated[Literal["drop", "next-round"], Meta(description="deadline: how late results are handled")] = "drop"
+    partial: Annotated[bool, Meta(description="deadline: a client near the deadline sends its unfinished result")] = (
+        False
+    )
+    invite: Annotated[Clients | None, Meta(description="over-select: the number of clients that start")] = None
+    take: Annotated[Clients | None, Meta(description="over-select: the number of first results that count")] = None
+    buffer: Annotated[Clients | None, Meta(description="buffered: the number of results in a merge")] = None
     concurrency: Annotated[Clients | None, Meta(description="async, buffered: tasks in flight")] = None
     mixing: Annotated[float, Meta(gt=0, le=1, description="async, buffered: weight of a fresh result")] = 0.6
     staleness: Annotated[
@@ -168,7 +170,7 @@ class Policy(Profile, frozen=True, kw_only=True):
     ] = "polynomial"
     exponent: Annotated[NonNegative, Meta(description="staleness polynomial: (1 + staleness)^-exponent")] = 0.5
     hinge_a: Annotated[Positive, Meta(description="staleness hinge: slope beyond hinge_b")] = 10.0
-    hinge_b: Annotated[NonNegative, Meta(description="staleness hinge: up to this the weight is whole")] = 4.0
+    hinge_b: Annotated[NonNegative, Meta(description="staleness hinge: up to this staleness the weight is full")] = 4.0
 
     @property
     def title(self) -> str:
@@ -176,30 +178,30 @@ class Policy(Profile, frozen=True, kw_only=True):
 
 
 class Availability(Profile, frozen=True, kw_only=True):
-    """When clients can take part. Each field belongs to the kind named in it; `bandwidth` goes with all of them."""
+    """When clients can take part. Each field belongs to the kind in its description; `bandwidth` belongs to all."""
 
     kind: Literal["always", "on-off", "charging", "trace"] = "always"
-    mean_on_s: Annotated[Stay, Meta(description="on-off: how long a client stays, on average")] = 3600.0
-    mean_off_s: Annotated[Stay, Meta(description="on-off: how long it is away, on average")] = 3600.0
-    battery_wh: Annotated[float, Meta(ge=1e-3, le=1e6, description="charging: what a full battery holds")] = 15.0
-    charge_w: Annotated[Watts, Meta(description="charging: what it gains while plugged in")] = 10.0
-    day_s: Annotated[Stay, Meta(description="charging: how long a day is")] = 86_400.0
-    plugged: Annotated[float, Meta(gt=0, lt=1, description="charging: the part of a day that it is plugged in")] = 0.3
-    low: Annotated[float, Meta(ge=0, lt=1, description="charging: at this part of the battery it stays away")] = 0.2
+    mean_on_s: Annotated[Stay, Meta(description="on-off: mean time that a client is available")] = 3600.0
+    mean_off_s: Annotated[Stay, Meta(description="on-off: mean time that it is away")] = 3600.0
+    battery_wh: Annotated[float, Meta(ge=1e-3, le=1e6, description="charging: capacity of the battery")] = 15.0
+    charge_w: Annotated[Watts, Meta(description="charging: charging power while plugged in")] = 10.0
+    day_s: Annotated[Stay, Meta(description="charging: length of a day")] = 86_400.0
+    plugged: Annotated[float, Meta(gt=0, lt=1, description="charging: fraction of a day that it is plugged in")] = 0.3
+    low: Annotated[float, Meta(ge=0, lt=1, description="charging: battery level below which it is away")] = 0.2
     trace: Annotated[str | None, Meta(description="trace: a file of client<TAB>start<TAB>stop, in seconds")] = None
     bandwidth: Annotated[
         str | None, Meta(description="a file of seconds<TAB>Mbit/s, or a folder of them, for the clients' links")
     ] = None
-    repeat: Annotated[bool, Meta(description="a trace that has ended starts over")] = True
+    repeat: Annotated[bool, Meta(description="whether a trace starts over at its end")] = True
 
 
 TimeScaleChoice = Annotated[float, Meta(ge=1e-6, le=1e4)] | Literal["auto", "fast"]
 
 
 class TimingChoice(Profile, frozen=True, kw_only=True):
-    """Where durations come from; `time_scale` is host seconds per device second.
+    """The source of durations; `time_scale` is host seconds per device second.
 
-    `auto` fixes it so that tasks are on time, `fast` keeps the host busier and some tasks late.
+    `auto` sets it so that tasks are on time; `fast` uses more of the host, and some tasks are late.
     """
 
     source: TimingSource = "enforced"
@@ -208,7 +210,7 @@ class TimingChoice(Profile, frozen=True, kw_only=True):
 
 
 class Evaluation(Profile, frozen=True, kw_only=True):
-    """`every` so many rounds; `targets` are the accuracies (0 to 1) whose time to reach is reported."""
+    """Evaluation after every `every` rounds; the report shows the time to reach each accuracy in `targets` (0 to 1)."""
 
     every: Count = 1
     batch: Batch = 256
@@ -216,7 +218,7 @@ class Evaluation(Profile, frozen=True, kw_only=True):
 
 
 class Budgets(Profile, frozen=True, kw_only=True):
-    """What limits the choice of a variant; `memory_margin` is the part of the cap that is left free."""
+    """Limits on the choice of a variant; `memory_margin` is the fraction of the memory cap that is left free."""
 
     memory_margin: Annotated[float, Meta(ge=0, lt=1)] = 0.1
     round_s: Seconds | None = None
@@ -225,7 +227,7 @@ class Budgets(Profile, frozen=True, kw_only=True):
 
 
 class Experiment(Profile, frozen=True, kw_only=True):
-    """Fleet, data, methods, seeds, policies and timing. Several of the plural ones make a study."""
+    """Fleet, data, methods, seeds, policies and timing. Several algorithms, policies or seeds make a study."""
 
     title: str
     fleet: str
@@ -248,7 +250,7 @@ class Experiment(Profile, frozen=True, kw_only=True):
 
 
 class RunConfig(Profile, frozen=True, kw_only=True):
-    """One run of a study: one algorithm, one policy, one seed; stored whole in the run, no hidden default."""
+    """One run of a study: one algorithm, one policy, one seed. The run stores all of it, including defaults."""
 
     experiment: Experiment
     algorithm: AlgorithmChoice
@@ -266,7 +268,7 @@ class RunConfig(Profile, frozen=True, kw_only=True):
 
 
 def runs(experiment: Experiment) -> list[RunConfig]:
-    """Every run of the study, seeds innermost so that paired runs stand side by side."""
+    """Return every run of the study, with seeds innermost."""
     return [
         RunConfig(experiment=experiment, algorithm=algorithm, policy=policy, seed=seed)
         for algorithm in experiment.algorithms

@@ -1,4 +1,4 @@
-"""From msgspec's validation error to one sentence: which key, what was found, what is allowed, what to do."""
+"""Turns msgspec's validation error into one sentence: which key, what was found, what is allowed, what to do."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _UNITS = {
 
 
 def explain(error: msgspec.ValidationError, tree: Any, type_: Any, where: str, prefix: str = "") -> BadInput:
-    """The sentence for `error`, which came of converting `tree` to `type_`. Keys are shown below `prefix`."""
-    what, steps, field = locate(error, tree)
+    """Return the sentence for `error`, raised by converting `tree` to `type_`. Keys are shown below `prefix`."""
+    what, steps, field = locate_mistake(error, tree)
     allowed = type_at(inspect.type_info(type_), steps)
     fields = _fields(allowed)
     key = ".".join([prefix] * bool(prefix) + steps)
@@ -46,13 +46,15 @@ def explain(error: msgspec.ValidationError, tree: Any, type_: Any, where: str, p
         return BadInput(f"{where}: the key {name} is missing: add it, with {need} as its value.")
     found = value_at(tree, steps)
     if (instead := advice(key, found)) is not None:
-        return BadInput(f"{where}: {key} is {shorten(found)}, which is gone; {instead}.")
+        return BadInput(f"{where}: {key} is {shorten(found)}, which no longer exists; {instead}.")
     hint = _hint(found, allowed, steps)
     return BadInput(f"{where}: {key or 'the top'} is {shorten(found)}, but {describe(allowed)} is needed{hint}.")
 
 
-def locate(error: msgspec.ValidationError, tree: Any) -> tuple[Literal["unknown", "missing", "wrong"], list[str], str]:
-    """What is wrong, the key path of it, and the field of the mapping there that is unknown or missing."""
+def locate_mistake(
+    error: msgspec.ValidationError, tree: Any
+) -> tuple[Literal["unknown", "missing", "wrong"], list[str], str]:
+    """Return the kind of mistake, its key path, and the field there that is unknown or missing."""
     match = _AT.match(str(error))
     assert match is not None  # the pattern matches any text
     steps = [name or index for name, index in _STEP.findall(match["path"] or "")]
@@ -66,7 +68,7 @@ def locate(error: msgspec.ValidationError, tree: Any) -> tuple[Literal["unknown"
 
 
 def describe(type_: inspect.Type) -> str:
-    """What a type allows, in words."""
+    """Describe in words what a type allows."""
     if isinstance(type_, inspect.Metadata):
         return describe(type_.type)
     if isinstance(type_, inspect.UnionType):
@@ -87,7 +89,7 @@ def describe(type_: inspect.Type) -> str:
         least = f" of at least {type_.min_length}" if type_.min_length else ""
         return f"a list{least}"
     if isinstance(type_, inspect.StructType):
-        return f"a mapping with keys of {', '.join(_fields(type_))}"
+        return f"a mapping with keys from {', '.join(_fields(type_))}"
     if isinstance(type_, inspect.DictType):
         return "a mapping"
     return "a plain value"
@@ -119,7 +121,7 @@ def _hint(found: Any, type_: inspect.Type, steps: list[str]) -> str:
 
 
 def bare(type_: inspect.Type) -> list[inspect.Type]:
-    """The alternatives of a type, without null and without the wrapping of metadata."""
+    """Return the alternatives of a type, without null and metadata."""
     if isinstance(type_, inspect.Metadata):
         return bare(type_.type)
     if isinstance(type_, inspect.UnionType):
@@ -157,7 +159,7 @@ def value_at(tree: Any, steps: list[str]) -> Any:
 
 
 def _locate(steps: list[str], tree: Any) -> list[str]:
-    """Replace `...` by the key of the value that is neither number nor text, which are all it may be."""
+    """Replace `...` by the key of the wrong value, which is neither a number nor text."""
     at = steps.index("...")
     mapping: dict[str, Any] = value_at(tree, steps[:at])
     return [*steps[:at], next(key for key, value in mapping.items() if type(value) not in (int, float, str))]

@@ -1,4 +1,4 @@
-"""Files and folders that a user names. Only regular files are opened, so reading one neither hangs nor never ends."""
+"""Opens files and folders given by a user. Only regular files are opened, so that reading never hangs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from fleetbed.profiles.errors import BadInput
 
 
 def show_path(path: str | Path) -> str:
-    """A path as it stands in a sentence: printable whatever bytes it has, and not endless."""
+    """Return a path for use in a sentence: printable whatever bytes it has, and shortened."""
     text = "".join(c if c.isprintable() else "?" for c in str(path))
     return text if len(text) <= 200 else f"{text[:120]}...{text[-60:]}"
 
 
 def user_path(text: str | Path, where: str) -> Path:
-    """The path that a user wrote, with `~` expanded; BadInput if no file can have it. `where` leads the sentence."""
+    """Return a user's path with `~` expanded; BadInput if no file can have it. The sentence starts with `where`."""
     written = str(text)
     if "\0" in written:
-        raise BadInput(f"{where}: the path {show_path(written)} has a NUL byte, which no file name has: remove it.")
+        raise BadInput(
+            f"{where}: the path {show_path(written)} has a NUL byte, which no file name can have: remove it."
+        )
     if not is_text(written):
         raise BadInput(f"{where}: the path {show_path(written)} is not UTF-8 text: rename the file or folder.")
     try:
@@ -28,13 +30,13 @@ def user_path(text: str | Path, where: str) -> Path:
     except RuntimeError:
         user = written.split("/", 1)[0]
         raise BadInput(
-            f"{where}: the path {show_path(written)} starts with {show_path(user)}, but this host knows no home folder "
-            "of that user: write the folder out."
+            f"{where}: the path {show_path(written)} starts with {show_path(user)}, but that user has no home folder "
+            "on this host: write the full path."
         ) from None
 
 
 def is_text(text: str) -> bool:
-    """Whether it can be written as UTF-8: a name with other bytes has no place in JSON records."""
+    """Return whether the text can be written as UTF-8, which JSON records require."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -43,7 +45,7 @@ def is_text(text: str) -> bool:
 
 
 def is_file(path: Path, where: str) -> bool:
-    """Whether this is a regular file; BadInput if no file can have such a path."""
+    """Return whether this is a regular file; BadInput if no file can have such a path."""
     found = _stat(path, where)
     return found is not None and stat.S_ISREG(found.st_mode)
 
@@ -54,11 +56,11 @@ def is_folder(path: Path, where: str) -> bool:
 
 
 def open_regular(path: Path, wanted: str, where: str = "") -> BinaryIO:
-    """Open a regular file for reading; a folder, a pipe, a socket and a device are BadInput. `wanted` says what for."""
+    """Open a regular file for reading; anything else is BadInput. `wanted` describes the file in the error."""
     lead = f"{where}: " if where else ""
     shown = f"{lead}{show_path(path)}"
     try:
-        # without O_NONBLOCK opening a pipe waits for whoever writes into it
+        # without O_NONBLOCK, opening a pipe waits for a writer
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise BadInput(f"{shown} does not exist: give the path of {wanted}.") from None
@@ -74,15 +76,15 @@ def open_regular(path: Path, wanted: str, where: str = "") -> BinaryIO:
 
 
 def read_regular(path: Path, wanted: str, limit_bytes: int, where: str = "") -> bytes:
-    """The whole of a regular file that has at most so many bytes."""
+    """Read a whole regular file of at most `limit_bytes` bytes."""
     lead = f"{where}: " if where else ""
     with open_regular(path, wanted, where) as file:
         try:
             content: bytes | None = file.read(limit_bytes + 1)
         except OSError as error:
             raise BadInput(f"{lead}{show_path(path)} cannot be read: {reason(error)}.") from None
-    if content is None:  # what the kernel makes up as it is read may have nothing yet
-        raise BadInput(f"{lead}{show_path(path)} has nothing to read, but {wanted} is needed.")
+    if content is None:  # a virtual file of the kernel may have no content yet
+        raise BadInput(f"{lead}{show_path(path)} is empty, but {wanted} is needed.")
     if len(content) > limit_bytes:
         size = f"{limit_bytes >> 20} MiB" if limit_bytes >= 1 << 20 else f"{limit_bytes >> 10} KiB"
         raise BadInput(f"{lead}{show_path(path)} is larger than {size}, so it is not {wanted}: give another file.")
@@ -90,7 +92,7 @@ def read_regular(path: Path, wanted: str, limit_bytes: int, where: str = "") -> 
 
 
 def list_folder(path: Path, where: str) -> list[Path]:
-    """What is in a folder, in order."""
+    """Return the content of a folder, sorted."""
     try:
         found = sorted(path.iterdir())
     except (OSError, ValueError) as error:
@@ -102,7 +104,7 @@ def list_folder(path: Path, where: str) -> list[Path]:
 
 
 def check_new(path: Path, where: str) -> None:
-    """Refuse a path at which no new file or folder can be made, because of its name or of what lies on the way."""
+    """Refuse a path where no new file or folder can be created, because of its name or its parents."""
     for folder in path.absolute().parents:
         found = _stat(folder, where)
         if found is not None:
@@ -113,7 +115,7 @@ def check_new(path: Path, where: str) -> None:
 
 
 def reason(error: Exception) -> str:
-    """What the system says about it, in its own words."""
+    """Return the system's own description of an error."""
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 

@@ -1,4 +1,4 @@
-"""What a fleet's lines become: how many clients each line gives, and its device with the line's overrides."""
+"""Resolves the lines of a fleet: the number of clients of each line, and its device with the line's overrides."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fleetbed.profiles.types import Device, Fleet, Link, Provenance, Rates
 
 
 def sizes(fleet: Fleet) -> list[int]:
-    """How many clients each member gives, in file order."""
+    """Return the number of clients of each member, in file order."""
     if fleet.total is not None and fleet.members[0].weight is not None:
         return apportion([member.weight or 0.0 for member in fleet.members], fleet.total)
     return [member.count or 0 for member in fleet.members]
 
 
 def apportion(weights: list[float], total: int) -> list[int]:
-    """Largest remainder: everyone gets the whole part of the share, the rest goes to the largest fractions.
+    """Divide `total` by largest remainder: each gets the whole part of its share, the rest go to the largest fractions.
 
-    Exact (a weight is taken as the decimal that was written), so ties are true ties; the earlier one wins.
+    The arithmetic is exact (a weight is the decimal as written), so that ties are real ties; the earlier one wins.
     """
     exact = [Fraction(repr(weight)) for weight in weights]
     shares = [weight * total / sum(exact) for weight in exact]
@@ -35,7 +35,7 @@ def apportion(weights: list[float], total: int) -> list[int]:
 
 
 def overridden(device: Device, override: dict[str, int | float | str], where: str, prefix: str) -> Device:
-    """The device with some of its figures replaced, checked as its file would be."""
+    """Return the device with some figures replaced, checked like a file."""
     if not override:
         return device
     tree = _without_null(msgspec.to_builtins(device))
@@ -50,7 +50,7 @@ def overridden(device: Device, override: dict[str, int | float | str], where: st
 
 
 def _with_scaled_rates(device: Device, rates: Rates, made: Device) -> Device:
-    """Rates that a device states itself follow the figures that the fleet changes, by the rule for derived ones."""
+    """Scale the rates in the device's file with the figures that the fleet changes, by the rule for derived rates."""
     others = tuple(entry for entry in made.provenance if entry.figure.split(".")[0] != "rates")
     note = "The device's own rates, scaled by rule with the figures that the fleet sets."
     entry = Provenance(figure="rates", kind="derived", note=note)
@@ -58,7 +58,7 @@ def _with_scaled_rates(device: Device, rates: Rates, made: Device) -> Device:
 
 
 def on_own_link(device: Device, link: Link) -> Link:
-    """The device's default link at the rates that the device was measured to reach on it."""
+    """Return the device's default link with the rates measured on this device."""
     if device.link_override is None:
         return link
     return msgspec.structs.replace(
@@ -76,7 +76,7 @@ def _put(tree: dict[str, Any], path: str, value: int | float | str, at: str) -> 
             raise BadInput(f"{at}: {path!r} goes below {group}, which is a single value: shorten the key path.")
         tree = inner
     if isinstance(tree.get(last), dict):
-        raise BadInput(f"{at}: {path!r} is a group, but single figures are overridden: name one below it.")
+        raise BadInput(f"{at}: {path!r} is a group, but only single figures can be overridden: choose one below it.")
     tree[last] = value
 
 

@@ -1,4 +1,4 @@
-"""From a YAML file to a frozen type in one pass, and the checks that need more than one key."""
+"""Reads a YAML file into a frozen type in one pass, and makes the checks that involve several keys."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _POLICY_KEYS: Final[dict[str, tuple[str, ...]]] = {
         ("async", "buffered"),
     ),
 }
-_PLAIN: Final = Policy()  # what is not given is as here
+_PLAIN: Final = Policy()  # the defaults
 _POLICY_NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "deadline": ("deadline_s",),
     "over-select": ("invite", "take"),
@@ -50,13 +50,13 @@ _POLICY_NEEDS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
-def read(path: Path, type_: type[T]) -> T:
-    """The profile in the file, checked."""
+def read_profile(path: Path, type_: type[T]) -> T:
+    """Read and check the profile in a file."""
     return decode(read_mapping(path), type_, str(path))
 
 
 def decode(tree: dict[str, Any], type_: type[T], where: str, prefix: str = "") -> T:
-    """The checked profile that a plain mapping describes. `where` and `prefix` lead the error sentence."""
+    """Convert a plain mapping to a profile and check it. Error sentences start with `where` and `prefix`."""
     try:
         profile = msgspec.convert(tree, type_)
     except msgspec.ValidationError as error:
@@ -67,17 +67,17 @@ def decode(tree: dict[str, Any], type_: type[T], where: str, prefix: str = "") -
 
 
 def contradictions(profile: Profile, at: str) -> Iterator[BadInput]:
-    """What is wrong with a profile whose values are right one by one. `at` is what a sentence starts with."""
+    """Yield the mistakes of a profile whose values are valid one by one. Sentences start with `at`."""
     yield from _CHECKS[type(profile)](profile, at)
 
 
 def figures(profile: Profile) -> Iterator[str]:
-    """The dotted key path of every number of a profile that it states itself."""
+    """Yield the dotted key path of every number in a profile that is not a default."""
     yield from _numbers(_stated(profile), "")
 
 
 def without_provenance(profile: Device | Link) -> list[str]:
-    """The figures that no provenance entry covers."""
+    """Return the figures that have no provenance entry."""
     covered = {entry.figure for entry in profile.provenance}
     return [figure for figure in figures(profile) if not covered & set(_groups(figure))]
 
@@ -120,7 +120,7 @@ def _check_provenance(profile: Device | Link | Fleet, at: str) -> Iterator[BadIn
 
 
 def _check_device(device: Device, at: str) -> Iterator[BadInput]:
-    """`at` is what a sentence starts with: the file, and the key path above the device."""
+    """Check a device. Sentences start with `at`: the file, and the key path above the device."""
     memory, power = device.memory, device.power
     for lower, upper in (("available_mib", "visible_mib"), ("visible_mib", "installed_mib")):
         low, high = getattr(memory, lower), getattr(memory, upper)
@@ -130,7 +130,7 @@ def _check_device(device: Device, at: str) -> Iterator[BadInput]:
         whose = "memory.runtime_mib is" if memory.runtime_mib is not None else f"runtime {device.runtime} takes"
         yield BadInput(
             f"{at}{whose} {device.runtime_mib:g}, but less than memory.available_mib = "
-            f"{memory.available_mib:g} is needed, or nothing is left for training."
+            f"{memory.available_mib:g} is needed; otherwise no memory is left for training."
         )
     if power.idle_w is not None and power.load_w is not None and power.idle_w > power.load_w:
         yield BadInput(
@@ -141,18 +141,18 @@ def _check_device(device: Device, at: str) -> Iterator[BadInput]:
     ):
         yield BadInput(
             f"{at}trains_on is gpu, but gpu.fp32_gflops_sustained and gpu.fp32_gflops_peak are both missing: "
-            "give one of them, or let it train on the cpu."
+            "add one of them, or set trains_on to cpu."
         )
     if lacks_bandwidth(device):
         yield BadInput(
-            f"{at}there are no rates, and no memory.bandwidth_gb_s_measured to derive them from: add what one core "
-            "copies in GB/s (tinymembench's memcpy), or give rates, or run `fleetbed profiles measure` on the device."
+            f"{at}there are no rates, and no memory.bandwidth_gb_s_measured to derive them from: add the copy rate of "
+            "one core in GB/s (tinymembench's memcpy), or add rates, or run `fleetbed profiles measure` on the device."
         )
     yield from _check_provenance(device, at)
 
 
 def _check_fleet(fleet: Fleet, at: str) -> Iterator[BadInput]:
-    """Counts or weights, not both; weights sum; not more clients than can be handled."""
+    """Check that a fleet has counts or weights, not both, that weights sum to 1 or 100, and its size."""
     weighted = [member.weight is not None for member in fleet.members]
     for number, member in enumerate(fleet.members):
         if (member.count is None) == (member.weight is None):
@@ -166,7 +166,7 @@ def _check_fleet(fleet: Fleet, at: str) -> Iterator[BadInput]:
             )
         if member.link is not None and any(key.split(".")[0] == "link_override" for key in member.override):
             yield BadInput(
-                f"{at}members.{number}.override has link_override, which is of the device's own link, but "
+                f"{at}members.{number}.override has link_override, which belongs to the device's own link, but "
                 f"members.{number}.link is {member.link}: remove one of them."
             )
     if weighted[0]:
@@ -188,7 +188,7 @@ def _check_weights(fleet: Fleet, at: str) -> Iterator[BadInput]:
 
 
 def _check_experiment(experiment: Experiment, at: str) -> Iterator[BadInput]:
-    """What one key says about another."""
+    """Check the keys of an experiment that depend on each other."""
     yield from _check_paths(experiment, at)
     for number, policy in enumerate(experiment.policies):
         yield from _check_policy(policy, f"{at}policies.{number}.")
@@ -204,10 +204,12 @@ def _check_experiment(experiment: Experiment, at: str) -> Iterator[BadInput]:
     ]
     yield from doubles
     if (size := len(experiment.algorithms) * len(experiment.policies) * len(experiment.seeds)) > MAX_RUNS:
-        yield BadInput(f"{at}algorithms, policies and seeds make {size} runs, but at most {MAX_RUNS} can be: split it.")
+        yield BadInput(
+            f"{at}algorithms, policies and seeds make {size} runs, but at most {MAX_RUNS} are possible: split it."
+        )
         return  # their names alone could fill the memory
     names = [run.name for run in runs(experiment)]
-    if not doubles:  # whose runs would be doubles too
+    if not doubles:  # duplicates would make duplicate runs too
         yield from _check_differ(names, f"{at}the names of the runs", "change a label")
     longest = max(names, key=lambda name: len(name.encode(errors="surrogateescape")), default="")
     if (size := len(longest.encode(errors="surrogateescape"))) > MAX_NAME_BYTES:
@@ -218,7 +220,7 @@ def _check_experiment(experiment: Experiment, at: str) -> Iterator[BadInput]:
 
 
 def _check_path_part(title: str, at: str) -> Iterator[BadInput]:
-    """A title becomes part of a folder's name: it must never lead elsewhere, and a person must be able to type it."""
+    """Check a title that becomes part of a folder's name: it must not be a path, and must be easy to type."""
     if not title.isprintable():
         yield BadInput(f"{at} is {title[:60]!a}, but only printable characters are possible: remove the others.")
     elif title != title.strip() or title.startswith(".") or "/" in title or "\\" in title or not title:
@@ -241,7 +243,7 @@ def _check_differ(names: list[str], at: str, fix: str) -> Iterator[BadInput]:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            yield BadInput(f"{at}: {shorten(name)} is there twice, but each must differ: {fix}.")
+            yield BadInput(f"{at}: {shorten(name)} occurs twice, but all must differ: {fix}.")
         seen.add(name)
 
 

@@ -1,4 +1,4 @@
-"""All mistakes of a file at once. What is wrong is left out or replaced by a stand-in, and reading goes on."""
+"""Finds all mistakes of a file at once: a wrong value is removed or replaced by a stand-in, and reading continues."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from msgspec import inspect
 
 from fleetbed.profiles.errors import BadInput
-from fleetbed.profiles.explain import bare, explain, locate, type_at, value_at
+from fleetbed.profiles.explain import bare, explain, locate_mistake, type_at, value_at
 from fleetbed.profiles.files import show_path
 from fleetbed.profiles.loading import TYPES, Kind, contradictions
 from fleetbed.profiles.resolve import Search, first_of, load_link, read_tree
@@ -24,7 +24,7 @@ _STAND_IN = "(stand-in)"
 
 
 class Mistakes:
-    """Collects sentences, without those about a replaced value: they follow from a mistake that is listed."""
+    """Collects sentences, except those about a replaced value, whose mistake is already listed."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -32,7 +32,7 @@ class Mistakes:
         self._replaced: set[str] = set()
 
     def attempt(self, call: Callable[[], V]) -> V | None:
-        """What the call gives; None if it raises BadInput, which is noted."""
+        """Return the result of the call; if it raises BadInput, note that and return None."""
         try:
             return call()
         except BadInput as error:
@@ -40,7 +40,7 @@ class Mistakes:
             return None
 
     def note(self, errors: Iterable[BadInput]) -> None:
-        """Add those that say something new."""
+        """Add the errors that are new."""
         for error in errors:
             sentence = str(error)
             if not sentence.startswith(self.where):
@@ -50,24 +50,24 @@ class Mistakes:
                 self.sentences.append(sentence)
 
     def found(self, error: BadInput, key: str) -> None:
-        """A wrong value, whose key has a stand-in from now on."""
+        """Add the error of a wrong value, whose key has a stand-in from now on."""
         self.sentences.append(str(error))
         self._replaced.add(key)
 
 
 def read_on(path: Path, kind: Kind, mistakes: Mistakes) -> Profile | None:
-    """The profile in the file with stand-ins for what is wrong in it; None where nothing can be made of it."""
+    """Read the profile in a file, with stand-ins for wrong values; return None if that is impossible."""
     tree = mistakes.attempt(lambda: read_tree(path, kind))
     if tree is None:
         return None
     type_ = TYPES[kind]
     tree = deepcopy(tree)
-    whole = True  # but for what has a default
+    whole = True  # false if a required value was replaced
     while len(mistakes.sentences) < MOST:
         try:
             profile = msgspec.convert(tree, type_)
         except msgspec.ValidationError as error:
-            what, steps, field = locate(error, tree)
+            what, steps, field = locate_mistake(error, tree)
             mistakes.found(explain(error, tree, type_, show_path(path)), ".".join([*steps, field] if field else steps))
             if what == "unknown":
                 del value_at(tree, steps)[field]
@@ -83,7 +83,7 @@ def read_on(path: Path, kind: Kind, mistakes: Mistakes) -> Profile | None:
 
 
 def check_references(profile: Profile, search: Search, mistakes: Mistakes) -> None:
-    """Every profile that a device or a fleet names."""
+    """Check every profile that a device or a fleet refers to."""
     where = mistakes.where
     if isinstance(profile, Device):
         link = profile.link
@@ -94,7 +94,7 @@ def check_references(profile: Profile, search: Search, mistakes: Mistakes) -> No
 
 
 def _leave_out(tree: Any, steps: list[str], type_: type[Profile], number: int) -> bool:
-    """Leave a value out if there is a default for it, else put in one that its type allows, and give false."""
+    """Remove a value if it has a default and return True; otherwise replace it by a valid one and return False."""
     *way, last = steps
     holder = value_at(tree, way)
     above = type_at(inspect.type_info(type_), way)
@@ -121,4 +121,4 @@ def _stand_in(type_: inspect.Type, number: int) -> Any:
         return {field.encode_name: _stand_in(field.type, number) for field in first.fields if field.required}
     if isinstance(first, inspect.DictType):
         return {}
-    return f"{_STAND_IN} {number}"  # so that no two are alike
+    return f"{_STAND_IN} {number}"  # so that no two are equal

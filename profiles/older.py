@@ -1,23 +1,23 @@
-"""Words of earlier versions: what to write instead, and recorded configurations in the words of this version."""
+"""Names from earlier versions: their replacements, and the conversion of recorded configurations."""
 
 from __future__ import annotations
 
 from typing import Any
 
-#: what became of a key, or of a value of a key
+#: the replacement of a key, or of a value of a key
 REPLACED = {
-    "timing.dilation": "it is called timing.time_scale now",
-    "timing.source: calibrated": "plans no longer depend on this host: use modelled, or enforced to be held to them",
+    "timing.dilation": "it is now called timing.time_scale",
+    "timing.source: calibrated": "plans no longer depend on this host: use modelled, or enforced to be paced to them",
 }
 
 
 def advice(key: str, value: Any = None) -> str | None:
-    """What to write instead of a key, or of a value there, that an earlier version knew."""
+    """Return what to write instead of a key, or a value, of an earlier version; None if it is not one."""
     return REPLACED.get(f"{key}: {value}" if isinstance(value, str) else key)
 
 
 def up_to_date(config: Any) -> Any:
-    """The configuration of a run that an earlier version recorded, for those who read it."""
+    """Convert the configuration of a run recorded by an earlier version to the names of this one."""
     if not isinstance(config, dict) or not isinstance(config.get("experiment"), dict):
         return config
     experiment = dict(config["experiment"])
@@ -26,7 +26,7 @@ def up_to_date(config: Any) -> Any:
         timing = dict(timing)
         if "dilation" in timing:
             timing["time_scale"] = timing.pop("dilation")
-        if timing.get("source") == "calibrated":  # as full speed as `modelled`; the run's own plans are in its tasks
+        if timing.get("source") == "calibrated":  # at full speed, like `modelled`; the run's own plans are in its tasks
             timing["source"] = "modelled"
         experiment["timing"] = timing
     return {**config, "experiment": experiment}

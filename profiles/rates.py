@@ -1,12 +1,12 @@
-"""Training rates by class of operation, for every device: its own, or derived from two published figures.
+"""Training rates of every device by class of operation: its own, or derived from two published figures.
 
-The rule for CPUs takes the rates that were fitted to published trainings of a Raspberry Pi 4 to another board. Matrix
-products go with the ratio of the two matrix-product rates (twice HPL). 1x1 and depthwise convolutions, memory-bound
-work and calls of operators go with the ratio of the memory bandwidths, or with that of the matrix products where that
-is smaller: a weak core cannot use all the bandwidth that it has. k x k convolutions spend half of their time on either,
-so they go with the harmonic mean of both. docs/device-time.md says how well that was found to hold.
+The rule for CPUs scales the rates that were fitted to published trainings of a Raspberry Pi 4 to another board. Matrix
+products scale with the ratio of the two matrix-product rates (twice HPL). 1x1 and depthwise convolutions, memory-bound
+work and calls of operators scale with the ratio of the memory bandwidths, or with that of the matrix products if it is
+smaller, because a weak core cannot use all of its bandwidth. k x k convolutions spend half of their time on each, so
+they scale with the harmonic mean of both. docs/device-time.md shows how accurate this is.
 
-No training on a GPU was published by model, so a GPU's rates are plain assumptions about its own figures.
+No published times of training on a GPU list the model, so the rates of a GPU are assumptions based on its own figures.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from fleetbed.profiles.types import Device, Provenance, Rates
 from fleetbed.profiles.yaml_text import read_mapping
 
 REFERENCE = "raspberry-pi-4b-8gb"
-#: the part of the peak bandwidth that one core copies: the median of the boards whose two figures are both known
+#: the part of the peak bandwidth that one core reaches when it copies: the median of the boards with both figures
 COPIED_OF_PEAK = 0.28
-#: of a GPU: sustained to peak matrix product (Jetson AGX Orin, measured), depthwise to dense convolution (MobileNetV2
-#: against ResNet-18 there), bandwidth that operators reach of the peak, microseconds to launch a kernel (assumed)
+#: ratios of a GPU: sustained to peak matrix product (Jetson AGX Orin, measured), depthwise to dense convolution
+#: (MobileNetV2 against ResNet-18 there), reached to peak bandwidth; and microseconds to launch a kernel (assumed)
 GPU_SUSTAINED, GPU_DEPTHWISE, GPU_MEMORY, GPU_CALL_US = 0.4, 0.01, 0.7, 50.0
 
 #: figures of a device that derived rates depend on
@@ -38,24 +38,24 @@ RULE_FIGURES = (
 
 
 def rates_of(device: Device) -> Rates:
-    """The device's own rates, or those derived by the rule."""
+    """Return the device's own rates, or those derived by the rule."""
     if device.rates is not None:
         return device.rates
     if device.trains_on == "gpu":
         return _gpu(device)
     reference = reference_device()
-    assert reference.rates is not None  # shipped so; a test holds it
+    assert reference.rates is not None  # its shipped file has them, as a test checks
     return scaled(reference.rates, reference, device)
 
 
 def lacks_bandwidth(device: Device) -> bool:
-    """Whether there is nothing to derive rates from."""
+    """Return whether there is nothing to derive rates from."""
     memory = device.memory
     return device.rates is None and memory.bandwidth_gb_s_measured is None and memory.bandwidth_gb_s_peak is None
 
 
 def scaled(rates: Rates, known: Device, device: Device) -> Rates:
-    """What the rates of the `known` device become on another one; by one ratio where a bandwidth is not known."""
+    """Scale the rates of the `known` device to another one; by one ratio if a bandwidth is not known."""
     matmul = device.rate_gflops / known.rate_gflops
     copied, known_copied = _bandwidth(device), _bandwidth(known)
     bandwidth = copied / known_copied if copied and known_copied else matmul
@@ -71,7 +71,7 @@ def scaled(rates: Rates, known: Device, device: Device) -> Rates:
 
 
 def rates_provenance(device: Device) -> tuple[Provenance, ...]:
-    """Where the rates come from: what the file says, or the rule."""
+    """Return the provenance of the rates: that in the file, or the rule."""
     if device.rates is not None:
         return tuple(entry for entry in device.provenance if entry.figure.split(".")[0] == "rates")
     if device.trains_on == "gpu":
@@ -85,7 +85,7 @@ def rates_provenance(device: Device) -> tuple[Provenance, ...]:
 
 @cache
 def reference_device() -> Device:
-    """The board whose rates were fitted to published trainings."""
+    """Return the board whose rates were fitted to published trainings."""
     path = Path(str(resources.files("fleetbed.profiles"))) / "devices" / f"{REFERENCE}.yaml"
     return msgspec.convert(read_mapping(path), Device)
 
@@ -108,7 +108,7 @@ def _gpu(device: Device) -> Rates:
 
 
 def _bandwidth(device: Device) -> float | None:
-    """What one core copies, in GB/s."""
+    """Return the copy rate of one core in GB/s."""
     measured, peak = device.memory.bandwidth_gb_s_measured, device.memory.bandwidth_gb_s_peak
     if measured is None and peak is not None:
         return peak * COPIED_OF_PEAK
@@ -116,5 +116,5 @@ def _bandwidth(device: Device) -> float | None:
 
 
 def _rounded(value: float) -> float:
-    """Four digits: more would only pretend."""
+    """Round to four digits: more would pretend an accuracy that is not there."""
     return float(f"{value:.4g}")

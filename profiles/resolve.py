@@ -1,4 +1,4 @@
-"""Names -> files -> profiles. A name is a path, or a file in a folder of the user's, or a shipped one."""
+"""Turns names into files, and files into profiles. A name is a path, a file in a user's folder, or a shipped one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FOLDERS: Final[dict[Kind, str]] = {
 }
 SUFFIXES: Final = (".yaml", ".yml")
 
-# Keys that name another profile (a path only if it looks like one), and keys that are always a path.
+# Keys that refer to another profile (a path only if it looks like one), and keys that are always a path.
 _NAMES: Final[dict[Kind, tuple[str, ...]]] = {
     "device": ("link",),
     "link": (),
@@ -46,22 +46,22 @@ _PATHS: Final = (
 
 
 def shipped() -> Path:
-    """The folder of the profiles that come with the package."""
+    """Return the folder of the profiles that come with the package."""
     return Path(str(resources.files("fleetbed.profiles")))
 
 
 def check_search(search: Search) -> None:
-    """Refuse a --profiles folder that cannot hold any profile, before names are looked up in it."""
+    """Refuse a --profiles folder that cannot contain any profile, before names are looked up in it."""
     for folder in search:
         where = f"--profiles {show_path(folder)}"
         if not is_folder(folder, where):
             raise BadInput(f"{where}: there is no such folder.")
         if not any(is_folder(folder / name, where) for name in FOLDERS.values()):
-            raise BadInput(f"{where}: none of {', '.join(FOLDERS.values())} is in that folder: make one.")
+            raise BadInput(f"{where}: that folder contains none of {', '.join(FOLDERS.values())}: create one.")
 
 
 def available(kind: Kind, search: Search = ()) -> dict[str, Path]:
-    """Every profile of a kind by its name; where two folders have the name, the one that is found first."""
+    """Return every profile of a kind by its name; of two with the same name, the one found first."""
     found: dict[str, Path] = {}
     for root in (*search, shipped()):
         folder, where = root / FOLDERS[kind], f"--profiles {show_path(root)}"
@@ -75,8 +75,8 @@ def looks_like_path(name: str) -> bool:
     return "/" in name or os.sep in name or name.endswith((*SUFFIXES, ".npz"))
 
 
-def find(kind: Kind, name: str, search: Search = (), where: str = "") -> Path:
-    """The file that a name stands for. `where` says who asked, for the error."""
+def find_profile(kind: Kind, name: str, search: Search = (), where: str = "") -> Path:
+    """Return the file that a name refers to. `where` is the place of the name, for the error."""
     if looks_like_path(name):
         path = user_path(name, where or f"the {kind}")
         open_regular(path, "a YAML file", where).close()
@@ -88,32 +88,32 @@ def find(kind: Kind, name: str, search: Search = (), where: str = "") -> Path:
 
 
 def load_device(name: str, search: Search = (), where: str = "") -> Device:
-    return _load(find("device", name, search, where), "device", Device)
+    return _load(find_profile("device", name, search, where), "device", Device)
 
 
 def load_link(name: str, search: Search = (), where: str = "") -> Link:
-    return _load(find("link", name, search, where), "link", Link)
+    return _load(find_profile("link", name, search, where), "link", Link)
 
 
 def load_fleet(name: str, search: Search = (), where: str = "") -> Fleet:
-    return _load(find("fleet", name, search, where), "fleet", Fleet)
+    return _load(find_profile("fleet", name, search, where), "fleet", Fleet)
 
 
 def load_experiment(name: str, search: Search = (), sets: Sequence[str] = ()) -> Experiment:
-    """The experiment with every `key.path=value` of `sets` applied, then checked as a whole.
+    """Load the experiment, apply every `key.path=value` of `sets`, and check the result as a whole.
 
-    Paths in a setting are relative to where the command is run, and absolute from here on: a study is resumed
-    from anywhere.
+    Paths in a setting are relative to the current folder, and made absolute here, so that a study can be resumed from
+    any folder.
     """
-    path = find("experiment", name, search)
+    path = find_profile("experiment", name, search)
     tree = _rebased(read_mapping(path), "experiment", path.parent)
     where = show_path(path) + "".join(f" with --set {shorten(item).strip(QUOTE)}" for item in sets)
-    asked = _rebased(apply_settings(tree, sets), "experiment", Path())  # those of the file are absolute by now
+    asked = _rebased(apply_settings(tree, sets), "experiment", Path())  # paths from the file are already absolute
     return decode(asked, Experiment, where)
 
 
 def clients_of(fleet: Fleet, search: Search = (), where: str = "the fleet") -> tuple[ClientSpec, ...]:
-    """Every client of the fleet, numbered from 0 in file order, with device and link resolved."""
+    """Return every client of the fleet, numbered from 0 in file order, with device and link resolved."""
     clients: list[ClientSpec] = []
     for number, (member, size) in enumerate(zip(fleet.members, sizes(fleet), strict=True)):
         spec = first_of(member, number, search, where)
@@ -123,7 +123,7 @@ def clients_of(fleet: Fleet, search: Search = (), where: str = "the fleet") -> t
 
 
 def first_of(member: Member, number: int, search: Search, where: str) -> ClientSpec:
-    """A client of the fleet's line `number`, with device and link resolved."""
+    """Return a client of the fleet's line `number`, with device and link resolved."""
     at = f"members.{number}"
     plain = load_device(member.device, search, f"{where}: {at}.device")
     device = overridden(plain, member.override, where, f"{at}.override")
@@ -140,12 +140,12 @@ def _load(path: Path, kind: Kind, type_: type[T]) -> T:
 
 
 def read_tree(path: Path, kind: Kind) -> dict[str, Any]:
-    """What a file holds, unchecked, but with its paths made absolute."""
+    """Return the content of a file, unchecked, but with its paths made absolute."""
     return _rebased(read_mapping(path), kind, path.parent)
 
 
 def _rebased(tree: dict[str, Any], kind: Kind, folder: Path) -> dict[str, Any]:
-    """Paths in a file are relative to that file, wherever the command is run."""
+    """Make paths absolute: those in a file are relative to that file, wherever the command is run."""
     for key in _NAMES[kind]:
         _rebase(tree, key, key.split("."), folder, always=False)
     for key in _PATHS if kind == "experiment" else ():

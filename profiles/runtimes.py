@@ -1,7 +1,8 @@
-"""The training software that a device runs, and the memory that it takes before any model is loaded.
+"""The training software that a device runs, and the memory that it needs before any model is loaded.
 
-Resident memory of the process, without code that is mapped from a file: the kernel can drop that under pressure.
-A device names one of these as its `runtime`; `memory.runtime_mib` replaces the figure where it was measured there.
+The figure is the resident memory of the process without code mapped from files, which the kernel can drop under
+pressure. A device selects one of these as its `runtime`; `memory.runtime_mib` replaces the figure if it was measured on
+the device.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import msgspec
 from fleetbed.profiles.loading import TYPES, Kind
 
 
-def schema(kind: Kind) -> dict[str, Any]:
-    """The JSON Schema (2020-12) of a kind; `profiles/schemas/<kind>.json` is its copy for the modelines."""
+def json_schema(kind: Kind) -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of a kind; `profiles/schemas/<kind>.json` is its copy for the modelines."""
     body = msgspec.json.schema(TYPES[kind])
     for part in body["$defs"].values():
         part["description"] = cleandoc(part["description"])
@@ -19,5 +19,5 @@ def schema(kind: Kind) -> dict[str, Any]:
 
 
 def schema_text(kind: Kind) -> str:
-    """As it is printed and stored."""
-    return msgspec.json.format(msgspec.json.encode(schema(kind)), indent=2).decode() + "\n"
+    """Return the schema as text, as printed and stored."""
+    return msgspec.json.format(msgspec.json.encode(json_schema(kind)), indent=2).decode() + "\n"

@@ -1,4 +1,4 @@
-"""`--set key.path=value`: change one value of a mapping before it is checked."""
+"""Applies `--set key.path=value`: changes one value of a mapping before it is checked."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fleetbed.profiles.yaml_text import MAX_DEPTH, QUOTE, parse, shorten
 
 
 def apply_settings(tree: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
-    """The mapping with the settings applied in order. A number in a key path is a place in a list.
+    """Apply the settings to the mapping, in order. A number in a key path is a position in a list.
 
-    What is missing on the way is made; the place after the last one of a list adds to it.
+    Missing mappings and lists on the path are created; the position after the last one appends to a list.
     """
     for item in sets:
         key, equals, text = item.partition("=")

@@ -1,6 +1,6 @@
-"""What a device, a link and a fleet are: frozen types with the unit in every name.
+"""The types of devices, links and fleets: frozen, with the unit in every name.
 
-Read from YAML in one pass (`loading.py`); unknown keys are errors, ranges are checked by the type.
+They are read from YAML in one pass (`loading.py`); unknown keys are errors, and the types check ranges.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from msgspec import Meta, Struct
 
 from fleetbed.profiles.runtimes import RUNTIMES, RuntimeName
 
-# Bounds are wide: they keep out what would hang a run or fill the memory, not what is merely unusual. All figures fit
-# single precision, quotients of two of them do not overflow, and the JSON schemas carry them.
+# Bounds are wide: they exclude values that would hang a run or fill the memory, not values that are merely unusual. All
+# figures fit single precision, quotients of two of them do not overflow, and the JSON schemas include them.
 Positive = Annotated[float, Meta(ge=1e-12, le=1e12)]
 NonNegative = Annotated[float, Meta(ge=0, le=1e12)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
@@ -31,11 +31,11 @@ Unit = Literal["cpu", "gpu"]
 
 
 class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The base of everything that is read from YAML: immutable, and unknown keys are refused."""
+    """The base of all types that are read from YAML: immutable, and unknown keys are refused."""
 
 
 class Provenance(Profile, frozen=True, kw_only=True):
-    """Where a figure comes from. `figure` is a dotted key path of the same file, or a group of them."""
+    """The origin of a figure. `figure` is a dotted key path in the same file, or a group of them."""
 
     figure: str
     kind: ProvenanceKind
@@ -44,7 +44,7 @@ class Provenance(Profile, frozen=True, kw_only=True):
 
 
 class Cpu(Profile, frozen=True, kw_only=True):
-    """The rates are of a matrix product on all cores."""
+    """A CPU. The rates are those of a matrix product on all cores."""
 
     description: str
     cores: Annotated[int, Meta(ge=1, le=100_000)]
@@ -54,7 +54,7 @@ class Cpu(Profile, frozen=True, kw_only=True):
 
 
 class Gpu(Profile, frozen=True, kw_only=True):
-    """The sustained rate is a measured one; where it is missing the peak stands in, which is optimistic."""
+    """A GPU. The sustained rate is measured; without it the peak is used, which is optimistic."""
 
     description: str
     fp32_gflops_peak: Gflops | None = None
@@ -62,10 +62,10 @@ class Gpu(Profile, frozen=True, kw_only=True):
 
 
 class Memory(Profile, frozen=True, kw_only=True):
-    """`available_mib` is what an application finds free.
+    """`available_mib` is the memory that is free for an application.
 
-    `runtime_mib` is what the training software takes of it, where that was measured on the device; else the device's
-    `runtime` says it. The measured bandwidth is that of copying, each byte counted once, as tinymembench reports it.
+    `runtime_mib` is the part that the training software needs, if it was measured on the device; otherwise it follows
+    from the device's `runtime`. The measured bandwidth is that of copying, each byte counted once, as in tinymembench.
     """
 
     installed_mib: Mib
@@ -77,10 +77,10 @@ class Memory(Profile, frozen=True, kw_only=True):
 
 
 class Rates(Profile, frozen=True, kw_only=True):
-    """How fast the device trains, by class of operation; forward and backward passes alike, on all cores.
+    """Training rates by class of operation, on all cores, for forward and backward passes alike.
 
-    A multiply-add is two FLOP. `memory_gb_s` counts the bytes that an operator reads and writes, `call_us` is what
-    every call of an operator takes beside its work.
+    A multiply-add is two FLOP. `memory_gb_s` counts the bytes that an operator reads and writes; `call_us` is the time
+    of every call of an operator besides its work.
     """
 
     conv_1x1_gflops: Gflops
@@ -92,32 +92,32 @@ class Rates(Profile, frozen=True, kw_only=True):
 
 
 class Power(Profile, frozen=True, kw_only=True):
-    """At the wall. Without both figures the joules of a client are not reported."""
+    """Power at the wall. Without both figures the energy of a client is not reported."""
 
     idle_w: Watts | None = None
     load_w: Watts | None = None
 
 
 class Throttle(Profile, frozen=True, kw_only=True):
-    """Thermal throttling: after `after_s` seconds of load the rate falls to `rate` of what it was."""
+    """Thermal throttling: after `after_s` seconds of load the speed falls to `rate` times its value."""
 
     after_s: Seconds
     rate: Annotated[float, Meta(ge=1e-4, le=1)]
 
 
 class LinkOverride(Profile, frozen=True, kw_only=True):
-    """What this device reaches on its own default link, where that differs from the link's profile."""
+    """The rates that this device reaches on its default link, if they differ from the link's profile."""
 
     down_mbit_s: MbitPerSecond
     up_mbit_s: MbitPerSecond
 
 
 class Device(Profile, frozen=True, kw_only=True):
-    """What a board or phone is. Its file stem is its name.
+    """A board or phone. Its name is that of its file.
 
-    `trains_on` is the unit that trains, `runtime` the training software, `link` the name of the default link. Without
-    `rates` they are derived from the matrix-product rate and the memory bandwidth (`rates.py`). `train_scale`
-    multiplies the planned time where training on the device was measured: 2.0 is half as fast as its rates promise.
+    `trains_on` is the unit that trains, `runtime` the training software, `link` the name of the default link. Missing
+    `rates` are derived from the matrix-product rate and the memory bandwidth (`rates.py`). `train_scale` multiplies the
+    planned time, if training was measured on the device: 2.0 is half as fast as the rates predict.
     """
 
     title: str
@@ -136,7 +136,7 @@ class Device(Profile, frozen=True, kw_only=True):
 
     @property
     def rate_gflops(self) -> float:
-        """The FP32 matmul rate of the unit that trains, which sets the slowdown against the host."""
+        """The FP32 matmul rate of the unit that trains, which determines the slowdown relative to the host."""
         if self.trains_on == "cpu":
             return self.cpu.fp32_gflops
         assert self.gpu is not None  # loading.py checks that
@@ -146,18 +146,18 @@ class Device(Profile, frozen=True, kw_only=True):
 
     @property
     def cap_mib(self) -> float:
-        """What is left for training: the memory cap of a client on this device."""
+        """The memory left for training: the memory cap of a client on this device."""
         return self.memory.available_mib - self.runtime_mib
 
     @property
     def runtime_mib(self) -> float:
-        """What the training software takes of the available memory."""
+        """The part of the available memory that the training software needs."""
         own = self.memory.runtime_mib
         return RUNTIMES[self.runtime].memory_mib if own is None else own
 
 
 class Link(Profile, frozen=True, kw_only=True):
-    """A network link as the device sees it. `loss` is the part of the packets that is lost, from 0 to 1."""
+    """A network link as seen by the device. `loss` is the fraction of packets lost, from 0 to 1."""
 
     title: str
     down_mbit_s: MbitPerSecond
@@ -169,7 +169,7 @@ class Link(Profile, frozen=True, kw_only=True):
 
 
 class Member(Profile, frozen=True, kw_only=True):
-    """One line of a fleet: so many of a device (`count`) or such a part of the total (`weight`).
+    """One line of a fleet: a number of devices (`count`) or a part of the total (`weight`).
 
     `override` replaces figures of the device by dotted key path, for example `memory.available_mib: 256`.
     """
@@ -182,7 +182,7 @@ class Member(Profile, frozen=True, kw_only=True):
 
 
 class Fleet(Profile, frozen=True, kw_only=True):
-    """How many of which device, on which link: counts, or weights (that sum to 1 or 100) with a `total`."""
+    """The numbers of devices and their links: counts, or weights (which sum to 1 or 100) with a `total`."""
 
     title: str
     members: Annotated[tuple[Member, ...], Meta(min_length=1)]
@@ -191,7 +191,7 @@ class Fleet(Profile, frozen=True, kw_only=True):
 
 
 class ClientSpec(Profile, frozen=True, kw_only=True):
-    """One member of a fleet, with everything resolved. `device` already carries the overrides."""
+    """One member of a fleet, with everything resolved. `device` includes the overrides."""
 
     number: int
     kind: str

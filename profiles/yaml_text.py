@@ -1,7 +1,7 @@
-"""Strict YAML: text -> plain mappings, lists, strings, numbers, true/false and null, or one BadInput.
+"""Parses strict YAML into plain mappings, lists, strings, numbers, true/false and null, or raises one BadInput.
 
-PyYAML's own safe loader takes the last of two equal keys, reads `1e3` as a string and `no` as false, and lets
-aliases grow a line into gigabytes. So only its parser is used; scalars follow the core schema of YAML 1.2.
+PyYAML's own safe loader uses the last of two equal keys, reads `1e3` as a string and `no` as false, and expands aliases
+from one line to gigabytes. So only its parser is used; scalars follow the core schema of YAML 1.2.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import yaml
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.files import is_text, read_regular, show_path
 
-MAX_BYTES = 256 << 10  # a fleet of a thousand members has half of it, and the parser takes seconds for more
+MAX_BYTES = 256 << 10  # a fleet of a thousand members has half of this, and the parser needs seconds for more
 MAX_DEPTH = 32
-#: controls (escape sequences begin with one), line separators, changes of direction, halves of surrogate pairs
+#: control characters (escape sequences start with one), line separators, direction marks, halves of surrogate pairs
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 QUOTE = '"'  # around text in a sentence
 _INT_LIMIT = 2**63
@@ -57,7 +57,7 @@ for _name, _pattern, _first in (
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """The mapping that the file holds; every way in which it may not hold one is a BadInput."""
+    """Read the mapping in a file; raise BadInput if there is none."""
     return parse_mapping(_read(path), show_path(path))
 
 
@@ -66,23 +66,23 @@ def parse_mapping(text: str, where: str) -> dict[str, Any]:
     if tree is None:
         raise BadInput(f"{where} is empty: a mapping of keys to values is needed.")
     if not isinstance(tree, dict):
-        raise BadInput(f"{where} holds {shorten(tree)} at the top, but a mapping (key: value) is needed.")
+        raise BadInput(f"{where} has {shorten(tree)} at the top, but a mapping (key: value) is needed.")
     return tree
 
 
 def parse(text: str, where: str) -> Any:
-    """Any one YAML value. `where` names the text in the error."""
+    """Parse any single YAML value. `where` describes the text in the error."""
     try:
         node = yaml.compose(text, Loader=_Loader)
         return None if node is None else _plain(node, "", where)
-    except RecursionError:  # PyYAML's own parser may reach Python's limit before it reaches ours
+    except RecursionError:  # PyYAML's own parser may reach Python's recursion limit before MAX_DEPTH
         raise BadInput(f"{where} is nested too deeply: at most {MAX_DEPTH} levels are allowed.") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise BadInput(f"{where} is not valid YAML: {_reason(error)}.") from None
 
 
 def shorten(value: Any, limit: int = 60) -> str:
-    """How a found value is shown in a sentence: text in quotes, never more than `limit` characters of it."""
+    """Format a value for use in a sentence: text in quotes, cut to `limit` characters."""
     if isinstance(value, dict):
         return f"a mapping with {_few(value)}" if value else "an empty mapping"
     if isinstance(value, (list, tuple)):
@@ -113,7 +113,7 @@ def _plain(node: yaml.Node, path: str, where: str) -> Any:
         return [_plain(item, _join(path, str(i)), where) for i, item in enumerate(node.value)]
     kind = node.tag.removeprefix(_TAG)
     if not isinstance(node, yaml.ScalarNode) or kind not in ("null", "bool", "int", "float", "str"):
-        raise BadInput(f"{line}: {spot} has the tag {shorten(node.tag)}, but only plain values can be: remove the tag.")
+        raise BadInput(f"{line}: {spot} has the tag {shorten(node.tag)}, but only plain values are allowed: remove it.")
     return _scalar(kind, node.value, f"{line}: {spot}")
 
 
@@ -171,5 +171,5 @@ def _reason(error: Exception) -> str:
 
 
 def plain(text: str) -> str:
-    """The text on one line: white space as blanks, whatever else cannot be printed as its Python escape."""
+    """Return the text on one line: white space becomes blanks, other unprintable characters their Python escapes."""
     return _UNPRINTABLE.sub(lambda found: " " if found[0].isspace() else ascii(found[0])[1:-1], text)

@@ -1,4 +1,4 @@
-"""Figures of a study: accuracy against what it cost, what was reached for how much, accuracy by variant."""
+"""Figures of a study: accuracy against cost, final accuracy against final cost, accuracy by variant."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fleetbed.emulator.method.series import TITLES, TargetSeries
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.yaml_text import plain
 
-MOST_INSIDE = 6  # as many entries of a legend leave the curves room
+MOST_INSIDE = 6  # entries of a legend that still leave space for the curves
 
 X_LABELS: dict[Axis, str] = {
     "time": "Device time",
@@ -36,28 +36,28 @@ def axis_label(axis: Axis, unit: str) -> str:
 
 
 def new_figure(width: float = 5.6, height: float = 3.6, **grid: Any) -> tuple[Figure, Any]:
-    """A figure of its own, unknown to pyplot: nothing to close, no window system."""
+    """Make a figure that pyplot does not manage: it needs no closing and no window system."""
     with mpl.rc_context(RC):
         figure = Figure(figsize=(width, height), layout="constrained")
         return figure, figure.subplots(**grid)
 
 
 def accuracy_axes(axes: Axes, shown: TargetSeries) -> None:
-    """Name the series, unless it is the one that everybody expects."""
+    """Label the accuracy axis, with the series unless it is the usual one."""
     axes.set_ylabel("Test accuracy (%)" if shown == "global" else f"Test accuracy (%)\n{TITLES[shown]}")
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
 
 
 def curves_figure(series: Sequence[Series], axis: Axis, targets: Sequence[float]) -> Figure:
-    """Mean over seeds with a band of one standard deviation: stairs, or slopes from round to round.
+    """Draw the mean over seeds with a band of one standard deviation: as steps, or as slopes against rounds.
 
-    Where all models of a method had diverged its line has a gap. Several methods under several policies get a panel
-    per method, in which colour and marker tell the policies apart.
+    A line has a gap where all models of the method had diverged. Several methods under several policies get one panel
+    per method, in which colour and marker distinguish the policies.
     """
     bands = [(one, found) for one in series if (found := band(one, axis)) is not None]
     if not bands:
         why = "no device of these runs states its power" if axis == "joules" else "the runs have no evaluation yet"
-        raise BadInput(f"plot {axis}: there is nothing to draw, {why}.")
+        raise BadInput(f"plot {axis}: there is nothing to draw, because {why}.")
     size, unit = scale(max(found.x[-1] for _, found in bands), axis)
     methods = list(dict.fromkeys(one.method for one, _ in bands))
     by_policy = len(methods) > 1 and len({one.policy for one, _ in bands}) > 1
@@ -102,7 +102,7 @@ def _target_line(axes: Axes, target: float) -> None:
 
 
 def _draw_band(axes: Axes, found: Band, size: float, label: str, look: Look, dashes: Any, *, stairs: bool) -> None:
-    """Stairs where it matters when a model was there; from round to round slopes are easier to tell apart."""
+    """Draw steps if it matters when a model was available; against rounds, slopes are easier to distinguish."""
     axes.plot(
         found.x / size,
         found.mean,
@@ -121,12 +121,12 @@ def _draw_band(axes: Axes, found: Band, size: float, label: str, look: Look, das
 
 
 def pareto_figure(series: Sequence[Series]) -> Figure:
-    """Each run at its final accuracy and what it had spent, on every axis that these runs have."""
+    """Draw each run at its final accuracy and cost, on every axis that these runs have."""
     axes: tuple[Axis, ...] = ("time", "bytes", "joules")
     points = {axis: {one.label: _final_points(one, axis) for one in series} for axis in axes}
     shown = [axis for axis in axes if any(points[axis].values())]
     if not shown:
-        raise BadInput("plot pareto: there is nothing to draw, no run has a final accuracy.")
+        raise BadInput("plot pareto: there is nothing to draw, because no run has a final accuracy.")
     with mpl.rc_context(RC):
         figure, grid = new_figure(2.9 * len(shown) + 0.6, 3.0, ncols=len(shown), sharey=True, squeeze=False)
         for panel, axis in zip(grid[0], shown, strict=True):
@@ -139,7 +139,7 @@ def pareto_figure(series: Sequence[Series]) -> Figure:
 def _pareto_panel(
     panel: Axes, axis: Axis, series: Sequence[Series], points: dict[str, list[tuple[float, float]]]
 ) -> None:
-    """Runs small, means large; the line joins the means that nothing beats on both."""
+    """Draw runs small and means large; the line joins the means of the Pareto front."""
     look = looks(series)
     size, unit = scale(max(x for found in points.values() for x, _ in found), axis)
     means = []
@@ -161,13 +161,13 @@ def _pareto_panel(
 
 
 def _final_points(one: Series, axis: Axis) -> list[tuple[float, float]]:
-    """Of the runs that did not diverge."""
+    """Return final cost and accuracy of the runs that did not diverge."""
     curves = [found for run in one.runs if (found := curve(run, axis, one.shown)) is not None]
     return [(float(found.x[-1]), float(found.accuracy[-1])) for found in curves if not np.isnan(found.accuracy[-1])]
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points that no other beats: none is both cheaper and more accurate."""
+    """Return the points for which no other is both cheaper and more accurate."""
     front: list[tuple[float, float]] = []
     for x, y in sorted(points, key=lambda point: (point[0], -point[1])):
         if not front or y > front[-1][1]:
@@ -176,10 +176,10 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, flo
 
 
 def groups_figure(series: Sequence[Series]) -> Figure:
-    """Final accuracy of each variant's models, a bar per method: who gains, the small or the large ones."""
+    """Draw the final accuracy of each variant's models, one bar per method."""
     by_variant = {one.label: _final_by_variant(one) for one in series}
     if not any(by_variant.values()):
-        raise BadInput("plot groups: there is nothing to draw, no run has a final accuracy.")
+        raise BadInput("plot groups: there is nothing to draw, because no run has a final accuracy.")
     with mpl.rc_context(RC):
         figure, axes = new_figure(5.6, 3.2)
         grouped_bars(axes, series, by_variant)
@@ -189,7 +189,7 @@ def groups_figure(series: Sequence[Series]) -> Figure:
 
 
 def grouped_bars(axes: Axes, series: Sequence[Series], values: dict[str, dict[str, list[float]]]) -> None:
-    """A group of bars per key of `values[label]`, a bar per series: the mean, with its standard deviation."""
+    """Draw a group of bars per key of `values[label]`, one bar per series: mean and standard deviation."""
     groups = list(dict.fromkeys(group for found in values.values() for group in found))
     look, width = looks(series), 0.8 / len(series)
     for number, one in enumerate(series):
@@ -212,7 +212,7 @@ def grouped_bars(axes: Axes, series: Sequence[Series], values: dict[str, dict[st
 
 
 def _final_by_variant(one: Series) -> dict[str, list[float]]:
-    """Per variant, the accuracy of each seed's last evaluation, unless it had diverged."""
+    """Return, by variant, the accuracy of each seed's last evaluation, unless it had diverged."""
     found: dict[str, list[float]] = {}
     for run in one.runs:
         tested = counted(run.evaluations, one.shown)
@@ -225,7 +225,7 @@ def _final_by_variant(one: Series) -> dict[str, list[float]]:
 
 
 def metric_figure(series: Sequence[Series]) -> Figure:
-    """InCo's theta and beta over the merges: one panel each, a line per layer, mean over seeds."""
+    """Draw InCo's theta and beta over the merges: one panel each, one line per layer, mean over seeds."""
     titles = {"theta": "θ, weight of the base layer", "beta": "β = ⟨g₀, gₖ⟩"}
     lines: dict[str, dict[tuple[str, str], dict[int, list[float]]]] = {name: {} for name in titles}
     for one in series:
@@ -236,7 +236,7 @@ def metric_figure(series: Sequence[Series]) -> Figure:
                 by_version.setdefault(metric.version, []).append(metric.value)
     methods = {label for found in lines.values() for label, _ in found}
     if not methods:
-        raise BadInput("plot inco: no run recorded theta or beta; give runs of a method with InCo.")
+        raise BadInput("plot inco: no run recorded theta or beta; choose runs of a method with InCo.")
     with mpl.rc_context(RC):
         figure, (left, right) = new_figure(6.8, 3.0, ncols=2)
         for axes, (name, title) in zip((left, right), titles.items(), strict=True):

@@ -1,4 +1,4 @@
-"""Figures of the models that runs ended with: CKA per stage, features in the plane, updates per layer."""
+"""Figures of the final models of runs: CKA per stage, features in the plane, updates per layer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PERCENTILES = {"whislo": 5, "q1": 25, "med": 50, "q3": 75, "whishi": 95}
 
 
 def cka_figures(series: Sequence[Series]) -> dict[str, Figure]:
-    """Heat maps of CKA between the final models, a row per method and a column per stage, and their means as bars."""
+    """Draw heat maps of CKA between the final models, by method and stage, and their means as bars."""
     matrices: dict[str, dict[str, Floats]] = {}
     names: dict[str, list[str]] = {}
     for one in series:
@@ -41,7 +41,7 @@ def cka_figures(series: Sequence[Series]) -> dict[str, Figure]:
         dataset = dataset_of(run)
         models = final_models(run, dataset)
         if len(models) < 2:
-            raise BadInput(f"plot cka: {run.folder} ended with one model alone, there is nothing to compare it with.")
+            raise BadInput(f"plot cka: {run.folder} ended with a single model, so there is nothing to compare it with.")
         x, _ = test_samples(dataset, CKA_SAMPLES)
         activations = stage_activations(models, x)
         matrices[one.label] = {s: cka_matrix([_floats(v) for v in values]) for s, values in activations.items()}
@@ -83,7 +83,7 @@ def _stage_bars(series: Sequence[Series], matrices: dict[str, dict[str, Floats]]
 
 
 def feature_figures(series: Sequence[Series]) -> dict[str, Figure]:
-    """For each method: the features of the same test samples in all final models, by class and by model."""
+    """Draw, for each method, the features of the same test samples in all final models, by class and by model."""
     found: dict[str, Figure] = {}
     for one in series:
         run = one.runs[0]
@@ -109,7 +109,7 @@ def feature_figures(series: Sequence[Series]) -> dict[str, Figure]:
 
 
 def _of_one_width(models: list[FinalModel], x: Tensor) -> list[FinalModel]:
-    """Features of different widths have no common plane: keep the width that most models have."""
+    """Select the models with the most frequent width: features of different widths have no common plane."""
     widths = [_features(model, x).shape[1] for model in models]
     usual = max(set(widths), key=lambda width: (widths.count(width), width))
     return [model for model, width in zip(models, widths, strict=True) if width == usual]
@@ -142,7 +142,7 @@ def _scatter(axes: Axes, plane: Floats, groups: NDArray[np.int64], names: list[s
 
 
 def updates_figure(series: Sequence[Series]) -> Figure:
-    """How far the weights of each layer moved from the first state to the last, in the largest final model."""
+    """Draw how far the weights of each layer moved from the first state to the last, in the largest final model."""
     boxes: dict[str, dict[str, dict[str, float]]] = {}
     for one in series:
         run = one.runs[0]
@@ -180,7 +180,7 @@ def updates_figure(series: Sequence[Series]) -> Figure:
             )
             axes.plot([], [], color=look[one.method].colour, linewidth=6, label=legend_label(one.label))
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(LogFormatter())  # the usual one writes formulas, which RC turns off
+        axes.yaxis.set_major_formatter(LogFormatter())  # the default writes formulas, which RC turns off
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_xticks(range(len(layers)), layers, rotation=90, fontsize=7)
         axes.set_ylabel("Change of a weight, last − first state\n(5, 25, 50, 75, 95 % of |Δw|)")
@@ -198,7 +198,7 @@ def _short_name(model: FinalModel) -> str:
 
 
 def _file_name(kind: str, label: str, taken: Collection[str]) -> str:
-    """A name for the label's file that is short, portable and not yet taken."""
+    """Return a file name for the label that is short, portable and not in use."""
     clean = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in label)[:80]
     names = (f"{kind}_{clean}{end}" for end in ["", *(f"_{number}" for number in range(2, len(taken) + 3))])
     return next(name for name in names if name not in taken)

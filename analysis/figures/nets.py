@@ -1,4 +1,4 @@
-"""The models that a run ended with, rebuilt, and data to look at them with."""
+"""Rebuilds the final models of a run, and selects data to examine them with."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fleetbed.analysis.tables.runs import Run
-from fleetbed.emulator.data import Dataset, open_dataset, prepare
+from fleetbed.emulator.data import Dataset, open_dataset, prepare_dataset
 from fleetbed.models.base import Family, Net, gather
 from fleetbed.models.families.lookup import family
 from fleetbed.profiles.errors import BadInput
 
-MOST_MODELS = 24  # more cannot be told apart in a figure
+MOST_MODELS = 24  # more cannot be distinguished in a figure
 
 
 @dataclass(frozen=True)
 class FinalModel:
-    """`name` is that of the target; `client` is whose own it is, None for a global one."""
+    """`name` is that of the target; `client` is the owner of a personal model, None for a global one."""
 
     name: str
     variant: str
@@ -33,7 +33,7 @@ class FinalModel:
 
 
 def dataset_of(run: Run) -> Dataset:
-    return open_dataset(prepare(run.config.experiment.data))
+    return open_dataset(prepare_dataset(run.config.experiment.data))
 
 
 def family_of(run: Run) -> Family:
@@ -42,11 +42,11 @@ def family_of(run: Run) -> Family:
 
 
 def final_models(run: Run, dataset: Dataset, most: int = MOST_MODELS) -> list[FinalModel]:
-    """In the order of their names, in evaluation mode; evenly spaced ones where there are more than `most`."""
+    """Return the final models, ordered and in evaluation mode; an even selection if there are more than `most`."""
     paths = sorted(path for path in (run.folder / "models").glob("*.safetensors") if path.is_file())
     if not paths:
         why = "they were removed" if run.finished else "the run did not finish"
-        raise BadInput(f"{run.folder}: there are no final models in it, {why}; give a run that is whole.")
+        raise BadInput(f"{run.folder}: it has no final models, because {why}; choose a complete run.")
     if len(paths) > most:
         paths = [paths[place] for place in np.linspace(0, len(paths) - 1, most).round().astype(int)]
     models = family_of(run)
@@ -56,14 +56,14 @@ def final_models(run: Run, dataset: Dataset, most: int = MOST_MODELS) -> list[Fi
 
 
 class _Values(Struct):
-    """What a run writes beside a model's tensors."""
+    """The values that a run stores next to a model's tensors."""
 
     variant: str
     client: int | None = None
 
 
 def _load(path: Path, models: Family, dataset: Dataset) -> FinalModel:
-    """The model in the file, if it is whole, one of the family, and did not diverge."""
+    """Load the model in a file; refuse one that is damaged, not of the family, or diverged."""
     try:
         with safe_open(path, framework="pt") as file:
             about = msgspec.json.decode((file.metadata() or {}).get("values", ""), type=_Values)
@@ -72,23 +72,23 @@ def _load(path: Path, models: Family, dataset: Dataset) -> FinalModel:
             raise ValueError(f"its variant {about.variant} is not one of {', '.join(models.variants)}")
         net = models.load(about.variant, dataset.spec, tensors, "its file")
     except (SafetensorError, OSError, msgspec.MsgspecError, ValueError, BadInput) as error:
-        raise BadInput(f"{path}: not a whole model of this run ({error}); copy the run again.") from error
+        raise BadInput(f"{path}: not an intact model of this run ({error}); copy the run again.") from error
     if not all(tensor.isfinite().all() for tensor in tensors.values()):
-        raise BadInput(f"{path}: the model diverged, its values are not finite; give a run that learnt something.")
+        raise BadInput(f"{path}: the model diverged, so its values are not finite; choose a run that did not diverge.")
     return FinalModel(path.stem, about.variant, about.client, net.eval())
 
 
 def test_samples(dataset: Dataset, count: int) -> tuple[Tensor, Tensor]:
-    """Evenly spaced samples of the test set: the same for every model and every method on the same data."""
+    """Return evenly spaced samples of the test set: the same for every model and method on the same data."""
     total = len(dataset.y_test)
     return dataset.batch("test", np.linspace(0, total - 1, min(count, total)).round().astype(np.int64))
 
 
 def initial_tensors(run: Run, dataset: Dataset, model: FinalModel) -> dict[str, Tensor]:
-    """What the model started from.
+    """Return the initial tensors of the model.
 
-    Methods that share tensors across variants cut them out of the largest one, the others start each variant by
-    itself. The run does not say which; the final model does, it is far nearer to where it came from.
+    Methods that share tensors across variants cut them out of the largest one; the others initialise each variant by
+    itself. The run does not record which, but the final model shows it: it is far nearer to its own start.
     """
     models = family_of(run)
     starts = [_seeded(models, model.variant, run, dataset)]
@@ -112,7 +112,7 @@ def _distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 
 @torch.inference_mode()
 def stage_activations(models: Sequence[FinalModel], x: Tensor) -> dict[str, list[Tensor]]:
-    """By stage, one [samples, values] matrix per model; stages that not all of the models have are left out."""
+    """Return, by stage, one [samples, values] matrix per model, for the stages that all models have."""
     by_model = [{name: values.flatten(1) for name, values in model.net.stages(x).items()} for model in models]
     common = [name for name in by_model[0] if all(name in stages for stages in by_model)]
     return {name: [stages[name] for stages in by_model] for name in common}

@@ -1,4 +1,4 @@
-"""Who has what: the label distribution of a run's partition."""
+"""Figure of the label distribution of a run's partition."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from fleetbed.profiles.yaml_text import plain
 
 
 def partition_figure(run: Run) -> Figure:
-    """Training samples of each class, a column per client, and how many each client has in all."""
+    """Draw the training samples of each class, one column per client, and the total of each client."""
     if not run.clients:
-        raise BadInput(f"plot partition: {run.folder} does not say who has which samples, it has only just begun.")
+        raise BadInput(
+            f"plot partition: {run.folder} has not recorded its partition yet, because it has only just started."
+        )
     counts = np.array([json.loads(client.label_counts) for client in run.clients])
     names = [plain(client.name) for client in run.clients]
     data = run.config.experiment.data

@@ -1,4 +1,4 @@
-"""Paper figures by kind: what `fleetbed plot` draws. What is heavy is imported by the kind that needs it."""
+"""Draws the figures of `fleetbed plot` by kind. Heavy modules are imported by the kind that needs them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from fleetbed.analysis.tables.curves import Axis
 
-#: what each kind shows, for the help text
+#: a description of each kind, for the help text
 KINDS = {
     "time": "accuracy against device time",
     "rounds": "accuracy against rounds",
     "bytes": "accuracy against bytes",
     "joules": "accuracy against energy",
     "flops": "accuracy against FLOPs",
-    "pareto": "final accuracy against what it cost",
+    "pareto": "final accuracy against its cost",
     "groups": "final accuracy by variant",
     "cka": "CKA between the final models, per stage",
     "features": "PCA and t-SNE of the final models' features",
@@ -33,10 +33,10 @@ KINDS = {
 }
 
 
-def plot(
+def draw_plot(
     kind: str, runs: Sequence[Run], out: Path, targets: Sequence[float], asked_series: str | None = None
 ) -> list[Path]:
-    """Draw the kind and save it below `out` as PNG and PDF; what was written."""
+    """Draw a kind of plot, save it in `out` as PNG and PDF, and return the files."""
     if kind not in KINDS:
         raise nearest(kind, KINDS, "kind of plot", "plot KIND")
     from fleetbed.analysis.figures.style import save
@@ -47,13 +47,13 @@ def plot(
 
 
 def grouped(name: str, series: Sequence[Series]) -> dict[str, list[Series]]:
-    """By file name, the methods that share a figure of accuracies: those that show the same target series."""
+    """Return, by file name, the methods that share a figure because they show the same target series."""
     groups = by_shown(series)
     return {name if len(groups) == 1 else f"{name}_{shown}": members for shown, members in groups.items()}
 
 
 def _draw(kind: str, series: list[Series], targets: Sequence[float]) -> dict[str, Figure]:
-    """By file name."""
+    """Return the figures by file name."""
     evaluated = [one for one in series if one.evaluated] or series
     axes: dict[str, Axis] = {name: name for name in ("time", "rounds", "bytes", "joules", "flops")}
     if kind in axes:

@@ -1,8 +1,8 @@
-"""What features give away: inputs rebuilt from them, with and without noise, and what noise DP asks for.
+"""Reconstructs inputs from features, with and without noise, and computes the noise that DP requires.
 
-FedIN (TMLR), sections 4.3 and 5.5: a server that knows the extractor starts from noise and moves it until its
-features are those that were sent, min over x' of MSE(f(x'; w_e), s_in). Clients may add 0.8 of the features' own
-standard deviation as noise before they send them.
+FedIN (TMLR), sections 4.3 and 5.5: a server that has the extractor starts from noise and changes it until its features
+equal those that were sent, min over x' of MSE(f(x'; w_e), s_in). Clients may add noise of 0.8 of the features' own
+standard deviation before they send them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Attack:
     noise: float  # in standard deviations of the features
     images: Tensor
     ssim: tuple[float, ...]
-    lpips: tuple[float, ...] | None  # lower is more alike; None: not installed here
+    lpips: tuple[float, ...] | None  # lower is more similar; None if it is not installed
 
 
 def dp_sigma(clip: float, epsilon: float, delta: float) -> float:
-    """The Gaussian noise that makes features of norm at most `clip` (epsilon, delta)-private; FedIN, appendix D.
+    """Return the Gaussian noise that makes features of norm <= `clip` (epsilon, delta)-private (FedIN, appendix D).
 
     sigma = 2 C sqrt(2 ln(1.25/delta)) / epsilon. Dwork and Roth prove it for epsilon below 1; the appendix uses it
     at 10, where C = 0.1 and delta = 1e-6 give 0.106 (the paper prints 0.127).
@@ -48,18 +48,18 @@ def dp_sigma(clip: float, epsilon: float, delta: float) -> float:
     ):
         if not fits:
             allowed = "a number between 0 and 1" if name == "--delta" else "a number above 0"
-            raise BadInput(f"{name} is {value:g}, it must be {allowed}.")
+            raise BadInput(f"{name} is {value:g}, but it must be {allowed}.")
     return 2 * clip * sqrt(2 * log(1.25 / delta)) / epsilon
 
 
-def reconstruct(run: Run, noises: Sequence[float], images: int, steps: int) -> tuple[Tensor, list[Attack]]:
-    """Test images, and what an attacker makes of their features under each noise.
+def reconstruct_images(run: Run, noises: Sequence[float], images: int, steps: int) -> tuple[Tensor, list[Attack]]:
+    """Return test images, and their reconstruction by an attacker under each noise.
 
-    The model is the smallest that the run ended with: its extractor is the same stem as the others' and quick.
+    The model is the smallest final one: its extractor is the same stem as that of the others, and fast.
     """
     dataset = dataset_of(run)
     if dataset.spec.vocabulary:
-        raise BadInput(f"{run.folder}: its data are texts; reconstruction is shown for images only.")
+        raise BadInput(f"{run.folder}: its data are texts; only images can be reconstructed.")
     net = min(final_models(run, dataset), key=lambda model: sum(p.numel() for p in model.net.parameters())).net
     x, _ = test_samples(dataset, images)
     low, high = _range(dataset)
@@ -81,7 +81,7 @@ def _invert(net: Net, x: Tensor, noise: float, steps: int, seed: int) -> Tensor:
     optimizer = torch.optim.Adam([guess], lr=LEARNING_RATE)
     for _ in range(steps):
         optimizer.zero_grad()
-        # a sum over images: each is rebuilt by itself, however many are shown
+        # a sum over images, so that each is reconstructed by itself, whatever their number
         loss = (net.extract(guess) - sent).square().mean(dim=tuple(range(1, sent.ndim))).sum()
         loss.backward()
         optimizer.step()
@@ -89,7 +89,7 @@ def _invert(net: Net, x: Tensor, noise: float, steps: int, seed: int) -> Tensor:
 
 
 def _range(dataset: Dataset) -> tuple[Tensor, Tensor]:
-    """The values of black and white after normalisation, per channel: the extremes of many images."""
+    """Return the values of black and white after normalisation, per channel: the extremes of many images."""
     many, _ = test_samples(dataset, 500)
     return many.amin(dim=(0, 2, 3), keepdim=True), many.amax(dim=(0, 2, 3), keepdim=True)
 
@@ -99,10 +99,10 @@ def _unit(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def ssim(first: Tensor, second: Tensor) -> Tensor:
-    """Structural similarity of [n, channels, height, width] images in [0, 1], one value per image.
+    """Return the structural similarity of [n, channels, height, width] images in [0, 1], one value per image.
 
-    Wang et al. 2004: a Gaussian window of 11 pixels and deviation 1.5, C1 = 0.01^2, C2 = 0.03^2, over the places
-    where the window fits; a smaller image gets a smaller window.
+    Wang et al. 2004: a Gaussian window of 11 pixels and deviation 1.5, C1 = 0.01^2, C2 = 0.03^2, over the positions at
+    which the window fits; a smaller image gets a smaller window.
     """
     channels = first.shape[1]
     size = min(11, *(side - (side + 1) % 2 for side in first.shape[2:]))
@@ -125,13 +125,13 @@ def ssim(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _lpips(first: Tensor, second: Tensor) -> tuple[float, ...] | None:
-    """By the library of that name where it is installed and has its weights; it wants 3 channels in [-1, 1]."""
+    """Return LPIPS, if its library and weights are installed; it needs 3 channels in [-1, 1]."""
     try:
         import lpips
 
         judge = lpips.LPIPS(net="alex", verbose=False)
     except (ImportError, OSError):
-        return None  # OSError: its weights are neither here nor can they be fetched
+        return None  # OSError: its weights are not here and cannot be downloaded
     with torch.no_grad():
         found = judge(*(_large(images) for images in (first, second)))
     return tuple(float(value) for value in found.flatten())
@@ -143,7 +143,7 @@ def _large(images: Tensor) -> Tensor:
 
 
 def table(attacks: Sequence[Attack]) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
-    """Columns and rows: one row per noise and image."""
+    """Return columns and rows: one row per noise and image."""
     rows: list[tuple[object, ...]] = [
         (attack.noise, number, score, None if attack.lpips is None else attack.lpips[number])
         for attack in attacks

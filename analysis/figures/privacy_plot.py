@@ -1,4 +1,4 @@
-"""Originals and what was rebuilt from their features, side by side."""
+"""Figure of original images and their reconstructions from features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How alike representations are, and how they lie in the plane: CKA, PCA and t-SNE."""
+"""Similarity of representations (CKA), and their projection to the plane (PCA, t-SNE)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-def cka(first: Floats, second: Floats) -> float:
-    """Linear centred kernel alignment of two [samples, values] matrices (Kornblith et al. 2019), from 0 to 1."""
+def linear_cka(first: Floats, second: Floats) -> float:
+    """Return the linear CKA of two [samples, values] matrices (Kornblith et al. 2019), from 0 to 1."""
     return float(cka_matrix([first, second])[0, 1])
 
 
 def cka_matrix(representations: Sequence[Floats]) -> Floats:
-    """CKA of each with each. Grams are [samples, samples], so the widths may differ."""
+    """Return the CKA of each pair. Gram matrices are [samples, samples], so that the widths may differ."""
     grams = []
     for values in representations:
         centred = values - values.mean(axis=0)
@@ -29,13 +29,13 @@ def cka_matrix(representations: Sequence[Floats]) -> Floats:
 
 
 def off_diagonal_mean(matrix: Floats) -> float:
-    """The mean likeness of different models; NaN for one model alone."""
+    """Return the mean similarity of different models; NaN for a single model."""
     pairs = matrix[~np.eye(len(matrix), dtype=bool)]
     return float(pairs.mean()) if len(pairs) else float("nan")
 
 
 def pca(values: Floats, dimensions: int = 2) -> tuple[Floats, Floats]:
-    """Coordinates along the axes of largest variance, and the share of the variance that each explains."""
+    """Return coordinates along the axes of largest variance, and the fraction of the variance of each."""
     centred = values - values.mean(axis=0)
     left, singular, _ = np.linalg.svd(centred, full_matrices=False)
     variance = singular**2
@@ -44,15 +44,16 @@ def pca(values: Floats, dimensions: int = 2) -> tuple[Floats, Floats]:
 
 
 def tsne(values: Floats, perplexity: float = 30.0, steps: int = 500, seed: int = 0) -> Floats:
-    """Exact t-SNE (van der Maaten and Hinton 2008) in the plane, for up to about a thousand points.
+    """Return exact t-SNE (van der Maaten and Hinton 2008) in the plane, for up to about a thousand points.
 
-    Starts from PCA, so that it repeats and keeps the large structure; the first quarter of the steps exaggerates.
+    It starts from PCA, so that it is repeatable and keeps the large structure; the first quarter of the steps
+    exaggerates.
     """
     count = len(values)
     joint = _joint(values, min(perplexity, max(1.0, (count - 1) / 3)))
     place: Floats = pca(values)[0]
     place = place / (place.std(axis=0)[0] + 1e-12) * 1e-4
-    place += np.random.default_rng(seed).normal(0, 1e-6, place.shape)  # points that coincide must be able to part
+    place += np.random.default_rng(seed).normal(0, 1e-6, place.shape)  # so that equal points can separate
     velocity, gain = np.zeros_like(place), np.ones_like(place)
     rate = max(count / 12.0 / 4.0, 50.0)
     early = steps // 4
@@ -75,12 +76,12 @@ def _squared_distances(values: Floats) -> Floats:
 
 
 def _joint(values: Floats, perplexity: float) -> Floats:
-    """Symmetric neighbour probabilities whose perplexity around each point is the one asked for."""
+    """Return symmetric neighbour probabilities with the requested perplexity around each point."""
     distances = _squared_distances(values)
     count = len(values)
     low, high = np.zeros(count), np.full(count, np.inf)
     precision = 1.0 / np.maximum(distances.sum(axis=1) / max(1, count - 1), 1e-12)
-    # subtracting the nearest distance changes nothing and keeps exp from underflowing to all zeros
+    # subtracting the nearest distance changes nothing, but prevents exp from underflowing to all zeros
     distances -= np.partition(distances, min(1, count - 1), axis=1)[:, min(1, count - 1), None]
     np.fill_diagonal(distances, 0.0)
     for _ in range(60):

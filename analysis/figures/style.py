@@ -1,7 +1,7 @@
-"""How figures look: one colour and marker per method everywhere, one dash per policy, legible in print.
+"""Style of the figures: one colour and marker per method everywhere, one dash per policy, legible in print.
 
-The colours are those of Okabe and Ito, which people with any common colour blindness can tell apart, without
-the yellow, which is too pale on paper, and with a grey for what is only there to be compared with.
+The colours are those of Okabe and Ito, which are distinct for people with any common colour blindness, without the
+yellow, which is too pale on paper, and with a grey for references.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DASHES = {
     "async": (0, (1, 1.5)),
     "buffered": (0, (3, 1, 1, 1, 1, 1)),
 }
-#: A method's place here gives its look; those below each other share a colour. New ones go to the end.
+#: A method's position here determines its look; methods in the same column share a colour. Append new ones.
 KNOWN = (
     *("heteroavg", "fedin", "inco", "fedhe", "fedhenn", "heteroprox", "private"),
     *("fedavg", "fedin-noise", "inco-prox", "fedmd", "fedhenn-homo", "fedprox", "all-small"),
@@ -69,14 +69,14 @@ class Look:
         return MARKERS[self.slot // len(COLOURS) % len(MARKERS)]
 
 
-#: within one method: a colour and a marker of its own for each policy, too
+#: within one method, each policy has its own colour and marker
 POLICY_LOOKS = {policy: Look(place * (len(COLOURS) + 1)) for place, policy in enumerate(DASHES)}
 
 
 def looks(series: Sequence[Series]) -> dict[str, Look]:
-    """The look of each method, by its title.
+    """Return the look of each method, by its title.
 
-    A label of the user's own gets the look of its hash, or the next one where that colour is taken in this figure.
+    A label that a user chose gets the look of its hash, or the next one if that colour is already used in the figure.
     """
     titles = sorted({one.method for one in series})
     known = {title: SAME.get(name, name) for title in titles for name in [title.lower().replace("_", "-")]}
@@ -92,19 +92,19 @@ def _free_slot(title: str, taken: set[int]) -> int:
     start = int.from_bytes(hashlib.blake2b(title.encode(errors="replace"), digest_size=4).digest(), "big") % slots
     used = {slot % len(COLOURS) for slot in taken}
     order = [(start + step) % slots for step in range(slots)]
-    # a colour that nobody has in this figure first, then any place that is free
+    # first a colour that is not used in this figure, then any free slot
     fresh = [slot for slot in order if slot % len(COLOURS) not in used]
     return next((slot for slot in [*fresh, *order] if slot not in taken), start)
 
 
 def legend_label(text: str) -> str:
-    """A label that a legend shows: matplotlib hides those that begin with an underscore."""
+    """Return a label that a legend shows: matplotlib hides labels that start with an underscore."""
     shown = plain(text)
     return f" {shown}" if shown.startswith("_") else shown
 
 
 def save(figure: Any, stem: Path) -> list[Path]:
-    """As PNG for screens and PDF for papers; the same figure gives the same bytes."""
+    """Save as PNG for screens and PDF for papers; the same figure gives the same bytes."""
     import matplotlib as mpl
 
     written = []

@@ -1,4 +1,4 @@
-"""Predicted against measured training times, on logarithmic axes."""
+"""Figure of predicted against measured training times, on logarithmic axes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fleetbed.analysis.figures.style import COLOURS, GREY, MARKERS, RC
 from fleetbed.models.cost.validation import Compared, Validation
 
 BAND = 0.2  # drawn around the diagonal
-NAMED = 6  # the points that are furthest off get their names
+NAMED = 6  # the number of points with the largest errors that are labelled
 
 
 def validation_figure(found: Validation) -> Figure:
-    """One marker per point, one colour per device; hollow ones are of models that the fit did not see."""
+    """Draw one marker per point and one colour per device; hollow markers are models left out of the fit."""
     with mpl.rc_context(RC):
         figure, axes = new_figure(6.0, 5.4)
         times = [s for each in found.compared for s in (each.point.seconds, each.predicted_s)]

@@ -1,4 +1,4 @@
-"""Under which conditions runs were made: caps and their errors, host, versions, how to repeat them. For the page."""
+"""The conditions of runs for the report page: limits and their errors, host, versions, command to repeat them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from fleetbed.analysis.tables.units import MISSING, data_bytes, digits, percent,
 from fleetbed.emulator.records.tables import CapRow
 
 MOST_NOTICES = 200
-HEADS = ("Knob", "Status", "By", "Clients", "Read back off by", "Proved off by", "Note")
-TEXT = ("Knob", "Status", "By", "Note")
+HEADS = ("Knob", "Status", "Enforced by", "Clients", "Error when read back", "Error in fleetbed verify", "Note")
+TEXT = ("Knob", "Status", "Enforced by", "Note")
 STATUSES = ("enforced", "modelled", "unavailable")
 
 
 def conditions(runs: Sequence[Run]) -> str:
-    """As HTML. Caps, host and versions are those of the first run: where others differ, the page says so above."""
+    """Return HTML. Limits, host and versions are those of the first run; the page lists differences above."""
     facts = "".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in _facts(runs[0]).items())
     commands = "\n".join(dict.fromkeys(run.about.command for run in runs if run.about.command))
     return (
-        f"<h3>What held the clients to their devices</h3>{_caps(runs[0])}"
+        f"<h3>Limits of the clients</h3>{_caps(runs[0])}"
         f'<dl class="facts">{facts}</dl>'
-        f'<h3>To repeat</h3><pre id="command">{escape(commands) or MISSING}</pre>'
+        f'<h3>Command to repeat this</h3><pre id="command">{escape(commands) or MISSING}</pre>'
         f'<button type="button" data-copy="command">Copy</button>{_notices(runs)}'
     )
 
@@ -52,7 +52,7 @@ def _slowed(run: Run) -> str:
 
 
 def _caps(run: Run) -> str:
-    """What held in this run; below it what the host could have enforced as well, and what it cannot."""
+    """Return a table of the limits in this run, then of those that the host could also enforce, or cannot."""
     groups: dict[tuple[str, str, str], list[CapRow]] = {}
     for cap in run.caps:
         groups.setdefault((cap.knob, cap.status, cap.backend), []).append(cap)
@@ -65,11 +65,11 @@ def _caps(run: Run) -> str:
         lines.append(line)
     held = {cap.knob: cap.status for cap in run.caps}
     for able in run.about.host_can or ():
-        # a limit that the run only modelled although the host can enforce it is shown, too
+        # also show a limit that the run only modelled although the host can enforce it
         if able.knob not in held or (able.status == "enforced" != held[able.knob]):
             lines.append(_of_host(able, in_use=bool(run.caps)))
     if not lines:
-        return "<p class=note>Nothing is recorded of it yet.</p>"
+        return "<p class=note>Nothing has been recorded yet.</p>"
     head = "".join(f'<th scope="col"{" class=text" if title in TEXT else ""}>{title}</th>' for title in HEADS)
     rows = "".join(_cap_row(line) for line in lines)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
@@ -94,12 +94,12 @@ def _cap_row(line: tuple[str, ...]) -> str:
 
 
 def _notices(runs: Sequence[Run]) -> str:
-    told = [
+    items = [
         f"<li>{escape(run.name)}, {escape(seconds(notice.device_s))}: {escape(notice.text)}</li>"
         for run in runs
         for notice in run.notices
     ]
-    if not told:
+    if not items:
         return ""
-    rest = f"<li>and {len(told) - MOST_NOTICES} more</li>" if len(told) > MOST_NOTICES else ""
-    return f"<details><summary>{len(told)} notices</summary><ul>{''.join(told[:MOST_NOTICES])}{rest}</ul></details>"
+    rest = f"<li>and {len(items) - MOST_NOTICES} more</li>" if len(items) > MOST_NOTICES else ""
+    return f"<details><summary>{len(items)} notices</summary><ul>{''.join(items[:MOST_NOTICES])}{rest}</ul></details>"

@@ -1,4 +1,4 @@
-"""The report's page: what is written into the HTML, beside what the page draws by itself from the payload."""
+"""Writes the HTML of the report page; the page itself draws the rest from the payload."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fleetbed.analysis.tables.compare import (
     Comparison,
     SeriesGroup,
     factor,
+    mean_and_deviation,
     paired_text,
     series_title,
-    spread,
     to_target_text,
 )
 from fleetbed.analysis.tables.curves import AXES
@@ -37,7 +37,7 @@ SCRIPTS = ("draw.js", "timeline.js", "clients.js", "page.js")
 
 
 def page(comparison: Comparison) -> str:
-    """One file that needs no other: style, script and data are inside."""
+    """Return a self-contained page: style, script and data are in it."""
     runs = runs_of(comparison.series)
     data = msgspec.json.encode(payload(comparison)).decode()
     return Template(_asset("report.html")).substitute(
@@ -51,7 +51,7 @@ def page(comparison: Comparison) -> str:
         footer=escape(f"Written by fleetbed from {len(runs)} run{_s(runs)}: {', '.join(r.name for r in runs)}."),
         css=_asset("report.css"),
         js="\n".join(_asset(name) for name in SCRIPTS),
-        # "<" may end the script element or begin a comment in it, whatever JSON says
+        # "<" may end the script element or start a comment in it, even inside a JSON string
         payload=data.replace("<", "\\u003c"),
     )
 
@@ -61,29 +61,29 @@ def title(runs: Sequence[Run]) -> str:
 
 
 def results(comparison: Comparison) -> list[tuple[str, Table]]:
-    """For each series that is shown: accuracy, then a table per target. Then what methods reported of their tasks."""
+    """Return, for each series shown, a table of accuracy and one per target; then the metrics of tasks."""
     found = []
     for group in comparison.groups:
         of = f". {series_title(group)}" if len(comparison.groups) > 1 else ""
-        found.append((f"Accuracy reached{of}", _accuracy_table(group)))
+        found.append((f"Accuracy{of}", _accuracy_table(group)))
         found += [
-            (f"To reach {target_text(target)}, and the gain over {group.base.series.label}{of}", table)
+            (f"Cost to {target_text(target)}, and speed-up over {group.base.series.label}{of}", table)
             for target, table in ((target, _target_table(group, target)) for target in group.targets)
         ]
     reported = metric_table(comparison.series)
-    return [*found, ("What methods reported of their tasks", reported)] if reported else found
+    return [*found, ("Metrics of tasks", reported)] if reported else found
 
 
 def _accuracy_table(group: SeriesGroup) -> Table:
     base = group.base.series.label
     return Table(
-        ("Method", "Seeds", "Final", "Best", f"Final, to {base} (points)", "Peak memory", "Dropped work"),
+        ("Method", "Seeds", "Final", "Best", f"Final, difference to {base} (points)", "Peak memory", "Dropped work"),
         tuple(
             (
                 summary.series.label,
                 str(len(summary.series.runs)),
-                spread(summary.final),
-                spread(summary.best),
+                mean_and_deviation(summary.final),
+                mean_and_deviation(summary.best),
                 paired_text(summary),
                 data_bytes(summary.peak_bytes),
                 percent(summary.dropped),
@@ -99,7 +99,7 @@ def _target_table(group: SeriesGroup, target: float) -> Table:
         costs = [to_target_text(summary.to_target[target, axis]) for axis in AXES]
         gains = [factor(summary.speed_up(group.base, target, axis)) for axis in COSTS[:3]]
         rows.append((summary.series.label, *costs, *gains))
-    columns = [TITLES[axis] for axis in AXES] + [f"{TITLES[axis]}, gain (×)" for axis in COSTS[:3]]
+    columns = [TITLES[axis] for axis in AXES] + [f"{TITLES[axis]}, ratio (×)" for axis in COSTS[:3]]
     return Table(("Method", *columns), tuple(rows))
 
 
@@ -112,7 +112,7 @@ def _lead(runs: Sequence[Run], comparison: Comparison) -> str:
     families = ", ".join(dict.fromkeys(run.config.model.family for run in runs))
     skew = f" {partition.alpha:g}" if partition.kind == "dirichlet" else ""
     return (
-        f"{methods} on {len(runs[0].clients)} clients of {kinds} kind{_s(range(kinds))} "
+        f"{methods} on {len(runs[0].clients)} clients with {kinds} kind{_s(range(kinds))} of device "
         f"(fleet {experiment.fleet}), {experiment.rounds} rounds, seed{_s(seeds)} {', '.join(map(str, seeds))}. "
         f"Data: {experiment.data.name}, partition {partition.kind}{skew}; models: {families}; "
         f"policy: {', '.join(dict.fromkeys(run.config.policy.kind for run in runs))}; "
@@ -121,31 +121,33 @@ def _lead(runs: Sequence[Run], comparison: Comparison) -> str:
 
 
 def _tiles(runs: Sequence[Run], comparison: Comparison) -> list[tuple[str, str, str]]:
-    """Heading, figure, and what the figure is of."""
+    """Return the tiles: heading, figure, and an explanation of the figure."""
     tiles = [tile for group in comparison.groups for tile in _group_tiles(group, len(comparison.groups) > 1)]
     fit = sum(client.variant is not None for client in runs[0].clients)
     unfit = len(runs[0].clients) - fit
-    tiles.append(("Clients that train", str(fit), f"{unfit} unfit" if unfit else "none unfit"))
+    tiles.append(("Clients training", str(fit), f"{unfit} unfit" if unfit else "none unfit"))
     host = sum(run.rounds[-1].host_end_s for run in runs if run.rounds)
-    tiles.append(("Device time emulated", seconds(sum(run.device_s for run in runs)), f"in {seconds(host)} here"))
+    tiles.append(
+        ("Emulated device time", seconds(sum(run.device_s for run in runs)), f"in {seconds(host)} of host time")
+    )
     return tiles
 
 
 def _group_tiles(group: SeriesGroup, several: bool) -> list[tuple[str, str, str]]:
-    """The best and the fastest method of those that may be compared."""
+    """Return tiles for the best and the fastest of the methods that can be compared."""
     tiles = []
     of = f", {group.shown}" if several else ""
-    # the mean is NaN for a method that diverged with any seed: it is not the best
+    # the mean is NaN for a method that diverged with any seed, which then cannot be the best
     ranked = [one for one in group.summaries if one.final and not isnan(mean(one.final.values()))]
     if ranked:
         best = max(ranked, key=lambda summary: mean(summary.final.values()))
-        tiles.append((f"Best final accuracy{of}", spread(best.final), best.series.label))
+        tiles.append((f"Best final accuracy{of}", mean_and_deviation(best.final), best.series.label))
     for target in group.targets[:1]:
         there = [summary for summary in group.summaries if summary.to_target[target, "time"].always]
         if there:
             first = min(there, key=lambda summary: mean(summary.to_target[target, "time"].reached))
             gain = first.speed_up(group.base, target, "time")
-            over = f", {factor(gain)} {group.base.series.label}" if gain and first is not group.base else ""
+            over = f", {factor(gain)} as fast as {group.base.series.label}" if gain and first is not group.base else ""
             time = to_target_text(first.to_target[target, "time"])
             tiles.append((f"Fastest to {target_text(target)}{of}", time, first.series.label + over))
     return tiles
@@ -159,11 +161,11 @@ def _accuracy_note(comparison: Comparison) -> str:
     several = any(len(one.runs) > 1 for one in comparison.series)
     spread_note = (
         " Lines are means over seeds, bands one standard deviation. Differences are in percentage points, paired by "
-        f"seed: the mean with its 95 % t interval from {LEAST_PAIRS} pairs on, below that each pair's difference."
+        f"seed: mean and 95 % t interval with {LEAST_PAIRS} or more pairs, the difference of each pair with fewer."
     )
     return (
-        "Mean over the evaluated models. Device time is the time as the devices would have lived it; "
-        f"measuring accuracy takes none of it.{spread_note if several else ''}"
+        "Mean over the evaluated models. Device time is the time on the devices' own clock; "
+        f"evaluation takes none of it.{spread_note if several else ''}"
     )
 
 

@@ -1,6 +1,6 @@
-"""What the report's page draws from: one JSON value, kept small by columns and whole numbers.
+"""The data of the report page: one JSON value, made small by columns and whole numbers.
 
-Device times of tasks are counted in ticks of `tick_s` seconds, so that a task takes some 30 bytes.
+Device times of tasks are counted in ticks of `tick_s` seconds, so that a task needs some 30 bytes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from fleetbed.emulator.method.series import TITLES
 SHOWN_AXES: tuple[Axis, ...] = ("time", "rounds", "bytes", "joules")
 PHASES = ("download", "compute", "upload")
 PATH = (*PHASES, "server", "rest")
-#: Beyond this many tasks on one page only the first seed of each series keeps its timeline: the page stays
-#: below 5 MB.
+#: With more tasks than this on one page, only the first seed of each series has a timeline: the page stays below 5 MB.
 MOST_TASKS = 100_000
 
 
@@ -43,7 +42,7 @@ def payload(comparison: Comparison) -> dict[str, Any]:
     runs = [(one, run) for one in series for run in one.runs]
     with_timeline = _with_timeline(series)
     found = {task.outcome for _, run in runs for task in run.tasks}
-    outcomes = [*OUTCOMES, *sorted(found - set(OUTCOMES))]  # a later version may know more of them
+    outcomes = [*OUTCOMES, *sorted(found - set(OUTCOMES))]  # a later version may have more of them
     return {
         "groups": [
             {"shown": group.shown, "title": TITLES[group.shown], "targets": list(group.targets)}
@@ -64,14 +63,14 @@ def _look(look: Look, policy: str) -> dict[str, Any]:
 
 
 def _with_timeline(series: Sequence[Series]) -> list[Run]:
-    """First seeds before second ones, as long as there is room."""
+    """Choose the runs that get a timeline: first seeds before second ones, up to MOST_TASKS tasks."""
     chosen: list[Run] = []
-    room = MOST_TASKS
+    left = MOST_TASKS
     for turn in range(max(len(one.runs) for one in series)):
         for one in series:
-            if turn < len(one.runs) and (turn == 0 or len(one.runs[turn].tasks) <= room):
+            if turn < len(one.runs) and (turn == 0 or len(one.runs[turn].tasks) <= left):
                 chosen.append(one.runs[turn])
-                room -= len(one.runs[turn].tasks)
+                left -= len(one.runs[turn].tasks)
     return chosen
 
 
@@ -79,18 +78,18 @@ def _curve(one: Series, axis: Axis) -> dict[str, Any] | None:
     found = band(one, axis)
     if found is None:
         return None
-    spread = [_short(value) for value in found.deviation] if found.seeds > 1 else None  # NaN becomes null: a gap
+    deviation = [_short(value) for value in found.deviation] if found.seeds > 1 else None  # NaN becomes null: a gap
     means = [_short(value) for value in found.mean]
-    return {"x": [_short(value) for value in found.x], "mean": means, "sd": spread, "seeds": found.seeds}
+    return {"x": [_short(value) for value in found.x], "mean": means, "sd": deviation, "seeds": found.seeds}
 
 
 def _short(value: Any) -> Any:
-    """A figure as long as it is ever shown; anything else as it is."""
+    """Round a float to the digits that are shown; return anything else unchanged."""
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def _run(one: Series, run: Run, outcomes: list[str] | None) -> dict[str, Any]:
-    """Without `outcomes`, without a timeline."""
+    """Return the data of a run; it has no timeline if `outcomes` is None."""
     rows = client_rows(run, one.shown)
     return {
         "label": f"{one.label}, seed {run.config.seed}",
@@ -137,7 +136,7 @@ def _seconds(values: Any) -> list[float]:
 
 
 def _tasks(run: Run, outcomes: list[str]) -> dict[str, Any]:
-    """Columns, in order of dispatch; `start` holds the differences to the task before."""
+    """Return columns in order of dispatch; `start` has the differences to the previous task."""
     tasks = sorted(run.tasks, key=lambda task: (task.dispatched_s, task.client))
     tick = max(1e-3, run.device_s / 1e6)
     starts = np.round([task.dispatched_s / tick for task in tasks]).astype(int)

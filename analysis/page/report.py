@@ -1,4 +1,4 @@
-"""Writes the report of runs: one HTML file, and its parts as PNG, PDF and CSV in a folder beside it."""
+"""Writes the report of runs: one HTML file, and its parts as PNG, PDF and CSV in a folder next to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fleetbed.profiles.yaml_text import plain
 def write_report(
     runs: Sequence[Run], out: Path, base: str | None, targets: Sequence[float], series: str | None = None
 ) -> list[Path]:
-    """Every file that was written, the page first."""
+    """Write the report; return all files, the page first."""
     comparison = side_by_side(runs, base, targets, series)
     with writable(out.parent):
         out.write_text(page(comparison), encoding="utf-8")
@@ -79,7 +79,7 @@ def _clients_csv(series: Sequence[Series], client: str | None) -> str:
 def report_json(
     runs: Sequence[Run], base: str | None, targets: Sequence[float], client: str | None, series: str | None = None
 ) -> dict[str, Any]:
-    """The figures of the report for programs: the comparison, and every client of every run (or the one named)."""
+    """Return the report's figures for programs: the comparison, and all clients of every run, or the given one."""
     comparison = side_by_side(runs, base, targets, series)
     return {
         "runs": [

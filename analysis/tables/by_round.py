@@ -1,4 +1,4 @@
-"""Methods round by round: the accuracy after each that was evaluated, and what a round costs."""
+"""Tables by round: the accuracy after each evaluated round, and the cost of a round."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import isnan
 from statistics import mean
 from typing import Any
 
-from fleetbed.analysis.tables.compare import Comparison, series_title, spread
+from fleetbed.analysis.tables.compare import Comparison, mean_and_deviation, series_title
 from fleetbed.analysis.tables.curves import curve
 from fleetbed.analysis.tables.notes import cautions
 from fleetbed.analysis.tables.series import Series
@@ -17,19 +17,19 @@ from fleetbed.analysis.tables.writing import Table
 
 @dataclass(frozen=True)
 class Costs:
-    """Means over the runs of a method: of a round of the whole fleet, and of a task of one client."""
+    """Mean costs over the runs of a method: of a round of the whole fleet, and of a task of one client."""
 
     method: str
     tasks: float
     device_s: float
-    cpu_s: float | None  # of training on the host; None where a run did not measure it
+    cpu_s: float | None  # of training on the host; None if a run did not measure it
     flops: float
     bytes_down_per_task: float
-    bytes_up_per_task: float  # of those that came that far
+    bytes_up_per_task: float  # over tasks that reached their upload
 
 
 def accuracies(series: Series) -> dict[int, dict[int, float]]:
-    """Round -> seed -> accuracy, NaN for a run that had diverged. A round with several evaluations has its last."""
+    """Return round -> seed -> accuracy; NaN if the run had diverged. The last evaluation of a round counts."""
     rounds: dict[int, dict[int, float]] = {}
     for run in series.runs:
         one = curve(run, "rounds", series.shown)
@@ -41,13 +41,14 @@ def accuracies(series: Series) -> dict[int, dict[int, float]]:
 
 
 def accuracy_tables(comparison: Comparison) -> list[Table]:
-    """One for each target series that is shown."""
+    """Return one table for each target series shown."""
     tables = []
     for group in comparison.groups:
         found = {summary.series.label: accuracies(summary.series) for summary in group.summaries}
         numbers = sorted({number for rounds in found.values() for number in rounds})
         rows = tuple(
-            (label, *(spread(rounds.get(number, {})) for number in numbers)) for label, rounds in found.items()
+            (label, *(mean_and_deviation(rounds.get(number, {})) for number in numbers))
+            for label, rounds in found.items()
         )
         title = series_title(group) if len(comparison.groups) > 1 else ""
         tables.append(Table(("Method", *(f"Round {number}" for number in numbers)), rows, title=title))
@@ -104,7 +105,7 @@ def cost_table(comparison: Comparison) -> Table:
         )
         for one in costs(comparison)
     )
-    notes = ("Of a round of the whole fleet; messages as the meters counted them.", *cautions(comparison.series))
+    notes = ("Costs are per round of the whole fleet; bytes are as measured.", *cautions(comparison.series))
     return Table(columns, rows, notes)
 
 

@@ -1,4 +1,4 @@
-"""What every single client paid for a run: its own row of resources, and what is usual for its kind."""
+"""The resources that each client used in a run, and the medians of its kind of device."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class ClientResources(Struct, frozen=True, kw_only=True):
     offline: int
     refused: int
     diverged: int
-    last: int  # how many rounds waited for it
+    last: int  # the number of rounds that waited for it
     device_s: float
     download_s: float
-    wait_s: float | None  # there and without a task, until its last one was dispatched
+    wait_s: float | None  # available without a task, until its last one was dispatched
     compute_s: float
     upload_s: float
     cpu_s: float | None
@@ -57,7 +57,7 @@ class ClientResources(Struct, frozen=True, kw_only=True):
     reason: str
 
 
-#: what is compared with the median of the same device kind
+#: fields that are compared with the median of the same device kind
 COMPARED = tuple(
     field
     for field in ClientResources.__struct_fields__
@@ -118,7 +118,7 @@ def _row(
 
 
 def _idle_s(tasks: list[TaskRow], run_s: float) -> float:
-    """The device time of the run in which the client has no task."""
+    """Return the device time of the run in which the client has no task."""
     return max(0.0, run_s - sum(task.end_s - task.dispatched_s for task in tasks))
 
 
@@ -130,7 +130,7 @@ def _accuracy(client: ClientRow, final: list[EvaluationRow]) -> float | None:
 
 
 def kind_medians(rows: list[ClientResources]) -> dict[str, dict[str, float]]:
-    """Per device kind and column, over those of its clients that have a value there."""
+    """Return medians by device kind and column, over the clients that have a value there."""
     kinds: dict[str, list[ClientResources]] = {}
     for row in rows:
         kinds.setdefault(row.device, []).append(row)
@@ -145,9 +145,9 @@ def kind_medians(rows: list[ClientResources]) -> dict[str, dict[str, float]]:
 
 
 def find_client(run: Run, name: str) -> int:
-    """The place of a client in the fleet, from "007" or "7"."""
-    for place, client in enumerate(run.clients):
+    """Return the position of a client in the fleet, from "007" or "7"."""
+    for position, client in enumerate(run.clients):
         if name in (client.name, str(client.client)):
-            return place
+            return position
     known = f"{run.clients[0].name} to {run.clients[-1].name}" if run.clients else "none"
-    raise BadInput(f"--client {name}: no such client in {run.folder}; there are {known}.")
+    raise BadInput(f"--client {name}: there is no such client in {run.folder}; its clients are {known}.")

@@ -1,4 +1,4 @@
-"""Methods side by side: what each reached, what it took, and how it differs from a base, seed by seed."""
+"""Compares methods: the accuracy of each, its cost, and its difference to a base method, paired by seed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from fleetbed.analysis.tables.curves import AXES, Axis, best_accuracy, curve, targets_of, to_target
 from fleetbed.analysis.tables.intervals import LEAST_PAIRS, Interval, difference_text, paired_interval
-from fleetbed.analysis.tables.notes import cautions, differences
+from fleetbed.analysis.tables.notes import cautions, run_differences
 from fleetbed.analysis.tables.runs import Run
-from fleetbed.analysis.tables.series import Series, base_of, by_shown, runs_of, series_of
+from fleetbed.analysis.tables.series import Series, base_series, by_shown, runs_of, series_of
 from fleetbed.analysis.tables.stragglers import waste
 from fleetbed.analysis.tables.units import FORMATS, MISSING, data_bytes, percent, target_text
 from fleetbed.analysis.tables.writing import Table
@@ -32,7 +32,7 @@ COSTS: tuple[Axis, ...] = ("time", "bytes", "joules", "flops")
 
 @dataclass(frozen=True)
 class ToTarget:
-    """What it took each seed that was measured on one axis; None where the target was never reached."""
+    """The cost of each seed to reach a target, on one axis; None if the target was never reached."""
 
     target: float
     axis: Axis
@@ -50,15 +50,15 @@ class ToTarget:
 @dataclass(frozen=True)
 class MethodSummary:
     series: Series
-    final: dict[int, float]  # by seed; NaN: the run had diverged
+    final: dict[int, float]  # by seed; NaN if the run had diverged
     best: dict[int, float]
     to_target: dict[tuple[float, Axis], ToTarget]
     peak_bytes: int | None
-    dropped: float | None  # the part of all FLOPs that never counted
+    dropped: float | None  # the fraction of all FLOPs whose result was never merged
     difference: Interval | None  # of the final accuracy to the base, paired by seed; None for the base itself
 
     def speed_up(self, base: MethodSummary, target: float, axis: Axis) -> float | None:
-        """The gain over the base (base over this), over common seeds; None unless all of them got there."""
+        """Return base / own cost over common seeds; None unless all of them reached the target."""
         own, other = self.to_target[target, axis], base.to_target[target, axis]
         pairs = [(own.by_seed[seed], other.by_seed[seed]) for seed in own.by_seed.keys() & other.by_seed.keys()]
         spent = [(mine, theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
@@ -70,7 +70,7 @@ class MethodSummary:
 
 @dataclass(frozen=True)
 class SeriesGroup:
-    """Methods that show the same target series, and so may be compared."""
+    """Methods that show the same target series, so that they can be compared."""
 
     shown: TargetSeries
     summaries: tuple[MethodSummary, ...]
@@ -92,34 +92,34 @@ class Comparison:
         return tuple(sorted({target for group in self.groups for target in group.targets}))
 
 
-def compare(
+def compare_runs(
     runs: Sequence[Run], base_name: str | None, asked_targets: Sequence[float], asked_series: str | None = None
 ) -> Comparison:
-    """Runs on different data are refused, and so are different targets where none was asked for."""
-    differ = differences(runs)
+    """Compare runs; refuse different data, and also different targets if no target was requested."""
+    differ = run_differences(runs)
     if "data" in differ:
-        raise BadInput(f"{differ['data'][:-1]}; compare those of one data set at a time.")
+        raise BadInput(f"{differ['data'][:-1]}; compare the runs of one data set at a time.")
     if "targets" in differ and not asked_targets:
-        raise BadInput(f"{differ['targets'][:-1]}; say by --target which one counts.")
+        raise BadInput(f"{differ['targets'][:-1]}; choose one with --target.")
     return side_by_side(runs, base_name, asked_targets, asked_series)
 
 
 def side_by_side(
     runs: Sequence[Run], base_name: str | None, asked_targets: Sequence[float], asked_series: str | None = None
 ) -> Comparison:
-    """The same without refusing anything: what differs is in the notes."""
+    """Compare runs without refusing any: the notes list the differences."""
     series = series_of(runs, asked_series)
-    named = base_of(series, base_name)
+    named = base_series(series, base_name)
     groups = []
     for shown, members in by_shown(series).items():
         base = named if named in members else members[0]
         targets = targets_of(runs_of(members), base, asked_targets)
-        summaries = summarise(members, base, targets)
+        summaries = summarise_methods(members, base, targets)
         groups.append(SeriesGroup(shown, tuple(summaries), summaries[members.index(base)], targets))
     return Comparison(tuple(groups), tuple(_notes(groups)))
 
 
-def summarise(series: Sequence[Series], base: Series, targets: Sequence[float]) -> list[MethodSummary]:
+def summarise_methods(series: Sequence[Series], base: Series, targets: Sequence[float]) -> list[MethodSummary]:
     final = {one.label: _accuracies(one)[0] for one in series}
     summaries = []
     for one in series:
@@ -148,13 +148,13 @@ def summarise(series: Sequence[Series], base: Series, targets: Sequence[float]) 
 
 
 def _taken(series: Series, axis: Axis, target: float) -> dict[int, float | None]:
-    """By seed, for the runs that have a curve on this axis."""
+    """Return the cost to reach a target by seed, for the runs that have a curve on this axis."""
     measured = [run for run in series.runs if curve(run, axis, series.shown) is not None]
     return {run.config.seed: to_target(run, axis, target, series.shown) for run in measured}
 
 
 def _accuracies(series: Series) -> tuple[dict[int, float], dict[int, float]]:
-    """By seed: the last and the best accuracy."""
+    """Return the last and the best accuracy, each by seed."""
     curves = {run.config.seed: curve(run, "rounds", series.shown) for run in series.runs}
     known = {seed: one for seed, one in curves.items() if one is not None}
     last = {seed: float(one.accuracy[-1]) for seed, one in known.items()}
@@ -162,7 +162,7 @@ def _accuracies(series: Series) -> tuple[dict[int, float], dict[int, float]]:
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """For people: means and spreads with their units, a table for each target series that is shown."""
+    """Return tables for people: means and deviations with units, one table for each target series shown."""
     found = [_table(group, len(comparison.groups) > 1) for group in comparison.groups]
     return [*found[:-1], replace(found[-1], notes=comparison.notes)]
 
@@ -177,7 +177,7 @@ def _table(group: SeriesGroup, titled: bool) -> Table:
     rows = []
     for summary in group.summaries:
         cells = [summary.series.label, str(len(summary.series.runs))]
-        cells += [spread(summary.final), spread(summary.best), paired_text(summary)]
+        cells += [mean_and_deviation(summary.final), mean_and_deviation(summary.best), paired_text(summary)]
         for target in group.targets:
             cells += [to_target_text(summary.to_target[target, axis]) for axis in COSTS]
             cells.append(factor(summary.speed_up(base, target, "time")))
@@ -190,7 +190,7 @@ def series_title(group: SeriesGroup) -> str:
 
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:
-    """For programs: the same as plain numbers in SI units; None where there is none."""
+    """Return the same for programs: plain numbers in SI units; None if there is no value."""
     seeds = sorted(
         {seed for group in comparison.groups for one in group.summaries for seed in (one.difference or _NONE).by_seed}
     )
@@ -243,8 +243,8 @@ def _deviation(by_seed: Mapping[int, float]) -> float | None:
     return stdev(known) if len(known := _known(by_seed)) > 1 else None
 
 
-def spread(by_seed: Mapping[int, float]) -> str:
-    """Mean and standard deviation over seeds; those that diverged have no figure, but are counted."""
+def mean_and_deviation(by_seed: Mapping[int, float]) -> str:
+    """Format mean and standard deviation over seeds; seeds that diverged are excluded, but their number is shown."""
     values = _known(by_seed)
     lost = len(by_seed) - len(values)
     if not values:
@@ -258,7 +258,7 @@ def paired_text(summary: MethodSummary) -> str:
 
 
 def to_target_text(to: ToTarget) -> str:
-    """The mean over seeds, only where all of them got there."""
+    """Format the mean over seeds if all of them reached the target."""
     if not to.by_seed:
         return MISSING
     if to.always:
@@ -280,11 +280,13 @@ def _notes(groups: Sequence[SeriesGroup]) -> list[str]:
         notes.append("Accuracies are mean ± standard deviation over seeds.")
     if any(summary.difference for group in groups for summary in group.summaries):
         notes.append(
-            "Differences are of the final accuracy, in percentage points, paired by seed: the mean with its 95 % "
-            f"t interval from {LEAST_PAIRS} pairs on, below that each pair's difference."
+            "Differences of the final accuracy are in percentage points and paired by seed: the mean and its 95 % "
+            f"t interval with {LEAST_PAIRS} or more pairs, the difference of each pair with fewer."
         )
     if any(task.joules is None for run in runs for task in run.tasks):
-        notes.append("Energy covers the devices whose profile states their power.")
+        notes.append("Energy covers only the devices whose profile states their power.")
     if not any(group.targets for group in groups):
-        notes.append("No target was named, and the base reached no whole 5 % that an untrained model does not have.")
+        notes.append(
+            "There is no target: none was given, and the base reached no multiple of 5 % above an untrained model."
+        )
     return notes

@@ -1,4 +1,4 @@
-"""Accuracy against device time, rounds, bytes, joules and FLOPs, of a run and over its seeds."""
+"""Curves of accuracy against device time, rounds, bytes, joules and FLOPs, for one run and over seeds."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy after x: a step function, since a model stays what it is until the next evaluation.
+    """Accuracy as a step function of x, because a model does not change until the next evaluation.
 
-    An accuracy is NaN, a gap in the curve, where all models had diverged.
+    An accuracy is NaN, a gap in the curve, if all models had diverged.
     """
 
     x: Floats
@@ -37,7 +37,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Band:
-    """Mean and standard deviation over seeds on a common axis; `deviation` is 0 where one seed is left."""
+    """Mean and standard deviation over seeds on a common axis; `deviation` is 0 if only one seed is left."""
 
     x: Floats
     mean: Floats
@@ -46,14 +46,15 @@ class Band:
 
 
 def counted(evaluations: Sequence[EvaluationRow], shown: TargetSeries) -> list[EvaluationRow]:
-    """Those that make up a run's accuracy in the series shown."""
+    """Return the evaluations that make up a run's accuracy in the series shown."""
     return [evaluation for evaluation in evaluations if evaluation.samples and evaluation.series == shown]
 
 
 def mean_accuracy(evaluations: Sequence[EvaluationRow]) -> float:
-    """Over models, weighted by test samples, which on the whole test set is the plain mean; NaN if all diverged.
+    """Return the mean over models, weighted by test samples; NaN if all diverged.
 
-    A model that diverged among others counts with what it still gets right: leaving it out would flatter the method.
+    On the whole test set that is the plain mean. If only some models diverged, they count with the accuracy they have:
+    leaving them out would flatter the method.
     """
     if all(evaluation.diverged for evaluation in evaluations):
         return float("nan")
@@ -61,9 +62,9 @@ def mean_accuracy(evaluations: Sequence[EvaluationRow]) -> float:
     return float(np.average(values, weights=[evaluation.samples for evaluation in evaluations]))
 
 
-@lru_cache(maxsize=512)  # a report asks for each several times
+@lru_cache(maxsize=512)  # a report uses each several times
 def curve(run: Run, axis: Axis, shown: TargetSeries) -> Curve | None:
-    """None where the run was never evaluated so, or (joules) where no device states its watts."""
+    """Return the curve; None if the run has no such evaluation, or (joules) if no device states its power."""
     by_version: dict[int, list[EvaluationRow]] = {}
     for evaluation in counted(run.evaluations, shown):
         by_version.setdefault(evaluation.version, []).append(evaluation)
@@ -85,7 +86,7 @@ def curve(run: Run, axis: Axis, shown: TargetSeries) -> Curve | None:
 
 
 def _spending(run: Run, axis: Axis) -> tuple[Floats, Floats] | None:
-    """When how much was spent by the whole fleet, in order of device time."""
+    """Return times and amounts of what the whole fleet spent, in order of device time."""
     spent: list[tuple[float, float]] = []
     for task in run.tasks:
         if axis == "bytes":
@@ -103,10 +104,10 @@ def _spending(run: Run, axis: Axis) -> tuple[Floats, Floats] | None:
 
 
 def band(series: Series, axis: Axis, points: int = 200) -> Band | None:
-    """Over the seeds of a series, evaluation by evaluation: a point is after the same round in all of them.
+    """Return mean and deviation over the seeds of a series; each point is after the same round in all of them.
 
-    On the other axes it stands at the mean of what that round took. A finished run keeps its last accuracy to where
-    the longest one ends; a run that did not finish counts as far as it went.
+    On the other axes its position is the mean cost up to that round. A finished run keeps its last accuracy until the
+    longest run ends; an unfinished run counts only as far as it went.
     """
     found = []
     for run in series.runs:
@@ -128,24 +129,24 @@ def band(series: Series, axis: Axis, points: int = 200) -> Band | None:
     count = (~np.isnan(accuracy)).sum(axis=0)
     mean = np.where(count > 0, np.nansum(accuracy, axis=0) / np.maximum(count, 1), np.nan)
     deviation = np.sqrt(np.nansum((accuracy - mean) ** 2, axis=0) / np.maximum(count - 1, 1))
-    # where only slower seeds are left the mean must not go back
+    # the mean must not go back when only slower seeds are left
     return Band(np.maximum.accumulate(np.nanmean(x, axis=0)), mean, deviation, len(found))
 
 
 def to_target(run: Run, axis: Axis, target: float, shown: TargetSeries) -> float | None:
-    """What it took until an evaluation was first at or above the target; None: never."""
+    """Return the cost until an evaluation was first at or above the target; None if it never was."""
     one = curve(run, axis, shown)
     return None if one is None else one.first_reaching(target)
 
 
 def best_accuracy(one: Curve) -> float:
-    """The highest accuracy; NaN if there is none."""
+    """Return the highest accuracy; NaN if there is none."""
     known = one.accuracy[~np.isnan(one.accuracy)]
     return float(known.max()) if len(known) else float("nan")
 
 
 def targets_of(runs: Sequence[Run], base: Series, asked: Sequence[float]) -> tuple[float, ...]:
-    """Those asked for, or of the experiments, or the highest whole 5 % that the base always reached."""
+    """Return the requested targets, or those of the experiments, or the highest 5 % step the base always reached."""
     if asked:
         return tuple(asked)
     named = {target for run in runs for target in run.config.experiment.evaluation.targets}

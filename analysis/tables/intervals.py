@@ -1,4 +1,4 @@
-"""Differences paired by seed: their mean and how sure it is, or the differences themselves where they are few."""
+"""Differences paired by seed: their mean and its confidence interval, or the differences if there are few."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from math import sqrt
 from statistics import mean, stdev
 
 CONFIDENCE = 0.95
-LEAST_PAIRS = 3  # below this an interval says next to nothing, so the differences are listed
+LEAST_PAIRS = 3  # with fewer an interval means next to nothing, so that the differences are listed
 
 
 @dataclass(frozen=True)
 class Interval:
     mean: float
-    low: float | None  # None: fewer than LEAST_PAIRS pairs
+    low: float | None  # None with fewer than LEAST_PAIRS pairs
     high: float | None
     by_seed: dict[int, float]
 
@@ -24,10 +24,10 @@ class Interval:
 
 
 def paired_interval(by_seed: Mapping[int, float]) -> Interval:
-    """The mean of at least one difference and its 95 % interval by Student's t.
+    """Return the mean of one or more differences, and its 95 % interval by Student's t.
 
-    A bootstrap of so few pairs is far too narrow: three of them have only 27 resamples, and the interval that they
-    give covers the true mean in three quarters of all cases.
+    A bootstrap of so few pairs is far too narrow: three pairs have only 27 resamples, whose interval covers the true
+    mean in three quarters of all cases.
     """
     values = list(by_seed.values())
     middle = mean(values)
@@ -40,12 +40,12 @@ def paired_interval(by_seed: Mapping[int, float]) -> Interval:
 
 
 def points(value: float) -> str:
-    """A difference of accuracies in percentage points."""
+    """Format a difference of accuracies in percentage points."""
     return f"{100 * value:+.1f}".replace("-", "−")
 
 
 def difference_text(interval: Interval) -> str:
-    """Never without the number of pairs."""
+    """Format an interval, always with the number of pairs."""
     pairs = f"({interval.pairs} pair{'' if interval.pairs == 1 else 's'})"
     if interval.low is None or interval.high is None:
         return f"{', '.join(map(points, interval.by_seed.values()))} {pairs}"

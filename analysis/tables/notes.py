@@ -1,4 +1,4 @@
-"""What a reader must know before believing a figure: the sentences that tables and the report's first page carry."""
+"""Cautions that readers of a figure need: sentences for the tables and for the report's first page."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from fleetbed.emulator.method.series import TITLES, TargetSeries
 
 
 def cautions(series: Sequence[Series]) -> list[str]:
-    """All of them, the ones about the whole study first."""
+    """Return all cautions, those about the whole study first."""
     runs = runs_of(series)
-    found = [*series_notes(series), *variant_notes(series), *differences(runs).values()]
-    found += [f"{run.name} is {run.state}. It is shown as far as it went." for run in runs if not run.finished]
+    found = [*series_notes(series), *variant_notes(series), *run_differences(runs).values()]
+    found += [
+        f"{run.name} is {run.state}. Its results are shown as far as they go." for run in runs if not run.finished
+    ]
     diverged: dict[str, list[str]] = {}
     for one in series:
         for run in one.runs:
@@ -24,21 +26,21 @@ def cautions(series: Sequence[Series]) -> list[str]:
     degraded = [run.name for run in runs if run.about.degraded]
     if degraded:
         found.append(
-            f"Device times of {', '.join(degraded)} are degraded: the host could not keep the pace of the plan "
-            "(the 95th percentile of measured over planned compute is above 1.05)."
+            f"Device times of {', '.join(degraded)} are degraded: the host was too slow for the plan "
+            "(the 95th percentile of measured / planned compute time is above 1.05)."
         )
     for run in runs:
         disturbed = (run.about.calibration or {}).get("disturbed") or {}
         if disturbed:
             found.append(
-                f"{run.name} may have been paced too fast or too slowly: others used the host while it was measured "
-                f"({next(iter(disturbed.values()))})."
+                f"{run.name} may have been paced too fast or too slowly: other processes disturbed the calibration "
+                f"of the host ({next(iter(disturbed.values()))})."
             )
     return found
 
 
 def divergence(run: Run, shown: TargetSeries) -> str | None:
-    """When and how far the run diverged; None if all of its models always had a finite loss."""
+    """Describe when and how the run diverged; None if all of its models always had a finite loss."""
     tested = [evaluation for evaluation in run.evaluations if evaluation.samples and evaluation.series == shown]
     diverged = [evaluation for evaluation in tested if evaluation.diverged]
     if not diverged:
@@ -48,12 +50,12 @@ def divergence(run: Run, shown: TargetSeries) -> str | None:
     models = sum(one.version == first.version for one in tested)
     return (
         f"in round {first.round}: the loss of {count} of {models} models is not finite. "
-        "Where no model has a finite loss, the curve has a gap."
+        "The curve has a gap where no model has a finite loss."
     )
 
 
-def differences(runs: Sequence[Run]) -> dict[str, str]:
-    """A sentence for each thing in which the runs differ although a reader would take it to be the same."""
+def run_differences(runs: Sequence[Run]) -> dict[str, str]:
+    """Return a sentence for each setting in which the runs differ although a reader would expect it to be the same."""
     found = {}
     for what, values in (
         ("data", {short_text(run.config.experiment.data) for run in runs}),
@@ -70,12 +72,14 @@ def differences(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def series_notes(series: Sequence[Series]) -> list[str]:
-    """What the accuracies are of, unless it is the usual; and which methods are not compared, and why."""
+    """Name the series of the accuracies, unless it is the usual one, and methods that are not compared."""
     notes = []
     groups = by_shown(series)
     if len(groups) > 1:
         parts = "; ".join(f"{_names(members)} in {shown} ({TITLES[shown]})" for shown, members in groups.items())
-        notes.append(f"Methods are shown in different series, which are not compared: {parts}. --series chooses one.")
+        notes.append(
+            f"Methods are shown in different series, which are not compared: {parts}. Choose one with --series."
+        )
     elif series and (shown := series[0].shown) != "global":
         notes.append(f"Accuracies are in the series {shown}: {TITLES[shown]}.")
     for one in series:
@@ -89,7 +93,7 @@ def _names(series: Sequence[Series]) -> str:
 
 
 def variant_notes(series: Sequence[Series]) -> list[str]:
-    """Say where methods of the same study trained different models on the same clients."""
+    """Return a note if methods of the same study trained different models on the same clients."""
     by_method = {one.label: {run.config.seed: _trained(run) for run in one.runs if run.clients} for one in series}
     seeds = sorted({seed for trained in by_method.values() for seed in trained})
     for seed in seeds:
@@ -107,7 +111,7 @@ def variant_notes(series: Sequence[Series]) -> list[str]:
 
 
 def _trained(run: Run) -> dict[int, str]:
-    """The variants that each client trained, in order: one that ran out of memory goes on with a smaller one."""
+    """Return the variants that each client trained, in order: after running out of memory it uses a smaller one."""
     variants = {client.client: dict.fromkeys([client.variant or "unfit"]) for client in run.clients}
     for task in run.tasks:
         variants[task.client][task.variant] = None

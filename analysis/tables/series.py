@@ -1,7 +1,7 @@
-"""Sorts runs into series: the runs of one method under one policy, which differ in their seed alone.
+"""Groups runs into series: the runs of one method under one policy, which differ only in their seed.
 
-Each series shows its accuracy in one target series (whose models, tested on which data). Only series that show the
-same one are compared.
+Each series shows its accuracy in one target series, which defines the models and the test data. Only series with the
+same target series are compared.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from fleetbed.profiles.experiment import RunConfig
 
 @dataclass(frozen=True)
 class Series:
-    """`label` tells it from the other series of the same study, `method` keys its colour."""
+    """`label` distinguishes it from the other series of the study; `method` determines its colour."""
 
     label: str
     method: str
     policy: str
     runs: tuple[Run, ...]
-    shown: TargetSeries = "global"  # which evaluations make up its accuracy
+    shown: TargetSeries = "global"  # the evaluations that make up its accuracy
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -33,7 +33,7 @@ class Series:
 
     @property
     def evaluated(self) -> tuple[TargetSeries, ...]:
-        """The target series that its runs were evaluated in."""
+        """The target series in which its runs were evaluated."""
         return evaluated_in(self.runs)
 
 
@@ -43,7 +43,7 @@ def evaluated_in(runs: Sequence[Run]) -> tuple[TargetSeries, ...]:
 
 
 def shown_of(runs: Sequence[Run], asked: str | None) -> TargetSeries:
-    """The target series asked for or, if none was, the one that the method's paper reports."""
+    """Return the requested target series or, without a request, the one that the method's paper reports."""
     if asked is None:
         reported = next((run.about.series for run in runs if run.about.series is not None), None)
         return default_series(evaluated_in(runs), reported)
@@ -54,7 +54,7 @@ def shown_of(runs: Sequence[Run], asked: str | None) -> TargetSeries:
 
 
 def series_of(runs: Sequence[Run], asked: str | None = None) -> list[Series]:
-    """In the order of the experiment: methods, then policies; seeds ascending within each.
+    """Return the series in the order of the experiment: methods, then policies, with ascending seeds.
 
     `asked` is the target series to show; if it is None, each method shows the one that its paper reports.
     """
@@ -68,7 +68,7 @@ def series_of(runs: Sequence[Run], asked: str | None = None) -> list[Series]:
         if len(set(seeds)) < len(seeds):
             twice = next(seed for seed in seeds if seeds.count(seed) > 1)
             folders = " and ".join(str(run.folder) for run in group if run.config.seed == twice)
-            raise BadInput(f"{folders}: {label} with seed {twice} is there twice; leave one out.")
+            raise BadInput(f"{folders}: {label} with seed {twice} occurs twice; remove one of them.")
     found = [
         Series(
             label, group[0].config.algorithm.title, group[0].config.policy.kind, tuple(group), shown_of(group, asked)
@@ -77,7 +77,7 @@ def series_of(runs: Sequence[Run], asked: str | None = None) -> list[Series]:
     ]
     there = evaluated_in(runs)
     if asked is not None and there and asked not in there:
-        raise BadInput(f"--series {asked}: none of these runs was evaluated so; there is {', '.join(there)}.")
+        raise BadInput(f"--series {asked}: none of these runs has this series; they have {', '.join(there)}.")
     return found
 
 
@@ -86,26 +86,26 @@ def runs_of(series: Sequence[Series]) -> list[Run]:
 
 
 def by_shown(series: Sequence[Series]) -> dict[TargetSeries, list[Series]]:
-    """Those that may be compared with each other, by the target series that they show."""
+    """Group the series that can be compared, by the target series that they show."""
     groups: dict[TargetSeries, list[Series]] = {}
     for one in series:
         groups.setdefault(one.shown, []).append(one)
     return groups
 
 
-def base_of(series: Sequence[Series], name: str | None) -> Series:
-    """The series that the others are compared with: the one named, or the first."""
+def base_series(series: Sequence[Series], name: str | None) -> Series:
+    """Return the series that the others are compared with: the one with this name, or the first."""
     if name is None:
         return series[0]
     for one in series:
         if name.lower() in (one.label.lower(), one.method.lower()):
             return one
     known = ", ".join(one.label for one in series)
-    raise BadInput(f"--base {name}: no such method among these runs; there are {known}.")
+    raise BadInput(f"--base {name}: there is no such method in these runs; their methods are {known}.")
 
 
 def short_text(value: object) -> str:
-    """Short where it can be: of a struct only what is not the default."""
+    """Format a value briefly: of a struct, only the fields that are not defaults."""
     if isinstance(value, msgspec.Struct):
         default = type(value)()
         named = {
@@ -132,7 +132,7 @@ def _place(run: Run) -> tuple[str, int, int, int]:
 
 
 def _key(config: RunConfig) -> bytes:
-    """Everything but the seed, and but what only says which other runs the study has."""
+    """Encode everything except the seed and the lists that only describe the other runs of the study."""
     setting = msgspec.structs.replace(
         config.experiment, title="", seeds=(0,), policies=(config.policy,), algorithms=(config.algorithm,)
     )
@@ -140,7 +140,7 @@ def _key(config: RunConfig) -> bytes:
 
 
 def _labels(configs: Sequence[RunConfig]) -> list[str]:
-    """The method's title, and whatever else is needed to tell the series apart."""
+    """Return the method's titles, with as much more as is needed to distinguish the series."""
     ways = (
         lambda c: c.algorithm.title,
         lambda c: f"{c.algorithm.title}, {c.policy.title}",

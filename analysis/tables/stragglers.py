@@ -1,4 +1,4 @@
-"""Who was waited for, what that cost the others, and what work was wasted; all from the records."""
+"""Computes from the records which clients rounds waited for, what that cost the others, and the wasted work."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from functools import lru_cache
 from fleetbed.analysis.tables.runs import Run
 from fleetbed.emulator.records.tables import RoundRow, TaskRow
 
-ROUND_POLICIES = ("sync", "deadline", "over-select")  # under the others nobody waits for a round to end
+ROUND_POLICIES = ("sync", "deadline", "over-select")  # under the others no client waits for the end of a round
 
 
 @dataclass(frozen=True)
 class RoundCost:
-    """One merge: its length in device time along the path of the client that came last."""
+    """One merge: its duration in device time along the path of the client whose result came last."""
 
     version: int
     round: int
     stage: str
     start_s: float
     duration_s: float
-    last: int | None  # the client whose result came last; None: nobody's counted
+    last: int | None  # the client whose result came last; None if no result counted
     path: dict[str, float]  # download, compute, upload of that client, then server, then rest
-    without_last_s: float | None  # had that client not been there; None where rounds have no last one
-    idle_s: float  # of the others, between their own end and the end of the round
+    without_last_s: float | None  # the duration without that client; None if rounds have no last client
+    idle_s: float  # idle time of the others, from their own end to the end of the round
     busy_s: float
 
 
 @dataclass(frozen=True)
 class Waste:
-    """Work that never counted in a merge."""
+    """Work whose result was never merged."""
 
     tasks: int
-    flops: float  # what was done until it was cut off; a task that failed half-way counts whole
+    flops: float  # up to the cut-off; a task that failed half-way counts in full
     bytes: int
-    joules: float | None  # None: no device among them states its power
+    joules: float | None  # None if none of the devices states its power
     device_s: float
 
 
@@ -46,10 +46,10 @@ class ClientParticipation:
     clients: int
     tasks: int
     merged: int
-    last: int  # how many merges waited for a client of this kind
+    last: int  # the number of merges that waited for a client of this kind
 
 
-@lru_cache(maxsize=64)  # a report asks for them five times
+@lru_cache(maxsize=64)  # a report uses them five times
 def round_costs(run: Run) -> tuple[RoundCost, ...]:
     merged: dict[int, list[TaskRow]] = {}
     invited: dict[tuple[int, str], list[TaskRow]] = {}
@@ -73,7 +73,7 @@ def _round_cost(one: RoundRow, merged: list[TaskRow], invited: list[TaskRow], in
     begun = min(one.device_start_s, last.dispatched_s) if last else one.device_start_s
     path["rest"] = max(0.0, one.device_end_s - begun - sum(path.values()))
     without = None
-    # A round that went on after the last result waited for a deadline or a failure, not for that client.
+    # A round that continued after the last result waited for a deadline or a failure, not for that client.
     if in_rounds and last is not None and len(by_end) > 1:
         saved = last.end_s - by_end[-2].end_s if last.end_s >= waited_until - 1e-6 else 0.0
         without = one.device_end_s - one.device_start_s - max(0.0, saved)
@@ -93,7 +93,7 @@ def _round_cost(one: RoundRow, merged: list[TaskRow], invited: list[TaskRow], in
 
 
 def waited_for(costs: Sequence[RoundCost]) -> list[tuple[int, int, float]]:
-    """The clients that rounds waited for: how often, and how many seconds in all were for them alone."""
+    """Return the clients that rounds waited for, how often, and the total seconds spent on each alone."""
     found: dict[int, tuple[int, float]] = {}
     for cost in costs:
         if cost.last is not None and cost.without_last_s is not None:
@@ -104,7 +104,7 @@ def waited_for(costs: Sequence[RoundCost]) -> list[tuple[int, int, float]]:
 
 
 def waste(run: Run) -> dict[str, Waste]:
-    """By outcome, the most frequent first. An `ok` among them arrived after the last merge."""
+    """Return wasted work by outcome, the most frequent first. A wasted `ok` arrived after the last merge."""
     groups: dict[str, list[TaskRow]] = {}
     for task in run.tasks:
         if task.merged_version is None:
@@ -127,7 +127,7 @@ def _known_sum(values: Iterable[float | None]) -> float | None:
 
 
 def participation(run: Run) -> list[ClientParticipation]:
-    """Per device kind, in the order of the fleet."""
+    """Return the participation of each device kind, in the order of the fleet."""
     kind = {client.client: client.device for client in run.clients}
     clients = Counter(kind.values())
     tasks = Counter(kind[task.client] for task in run.tasks)
@@ -139,6 +139,6 @@ def participation(run: Run) -> list[ClientParticipation]:
 
 
 def staleness(run: Run) -> dict[int, int]:
-    """How many results counted at which staleness."""
+    """Return the number of merged results by staleness."""
     found = Counter(task.staleness for task in run.tasks if task.staleness is not None)
     return dict(sorted(found.items()))

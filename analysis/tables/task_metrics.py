@@ -1,4 +1,4 @@
-"""What a method reported of its tasks, beside the loss: one value per task and name."""
+"""Metrics that a method reported for its tasks, besides the loss: one value per task and name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TaskMetric(NamedTuple):
     client: int
     round: int
     name: str
-    value: float | None  # None: it was not finite
+    value: float | None  # None if it was not finite
 
 
 def task_metrics(run: Run) -> Iterator[TaskMetric]:
@@ -33,7 +33,7 @@ def task_metrics(run: Run) -> Iterator[TaskMetric]:
 
 
 def client_means(run: Run) -> dict[str, dict[int, float]]:
-    """By name and client: the mean over its tasks."""
+    """Return the mean over a client's tasks, by name and client."""
     values: dict[str, dict[int, list[float]]] = {}
     for one in task_metrics(run):
         if one.value is not None:
@@ -42,7 +42,7 @@ def client_means(run: Run) -> dict[str, dict[int, float]]:
 
 
 def metric_table(series: Sequence[Series]) -> Table | None:
-    """Per method and name: how many tasks reported it, and how it moved from the first round to the last."""
+    """Return a table by method and name: the number of tasks, and the values of the first and the last round."""
     rows = []
     for one in series:
         found: dict[str, list[TaskMetric]] = {}
@@ -59,5 +59,5 @@ def metric_table(series: Sequence[Series]) -> Table | None:
                 ends = [mean(value for number, value in known if number == end) for end in (first, last)]
                 figures = [digits(value) for value in (mean(values), *ends, min(values), max(values))]
             rows.append((f"{one.label}: {name}", count, *figures))
-    columns = ("Method and figure", "Tasks", "Mean", "First round", "Last round", "Least", "Most")
+    columns = ("Method and metric", "Tasks", "Mean", "First round", "Last round", "Minimum", "Maximum")
     return Table(columns, tuple(rows)) if rows else None

@@ -1,4 +1,4 @@
-"""Numbers as people read them: three significant digits, a unit that fits, the same everywhere."""
+"""Formats numbers for people: three significant digits and a suitable unit, the same everywhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SPANS = ((2 * 86_400.0, 86_400.0, "d"), (2 * 3600.0, 3600.0, "h"), (120.0, 60.0
 
 
 def scale(largest: float, axis: str) -> tuple[float, str]:
-    """What to divide an axis by, and the unit that is left; `axis` is one of `curves.AXES`."""
+    """Return the divisor of an axis and the resulting unit; `axis` is one of `curves.AXES`."""
     if axis == "time":
         below = (1e-3, "ms") if 0 < largest < 1 else (1.0, "s")
         return next(((size, unit) for least, size, unit in _SPANS if largest >= least), below)
@@ -21,7 +21,7 @@ def scale(largest: float, axis: str) -> tuple[float, str]:
 
 
 def digits(value: float) -> str:
-    """Three significant digits, never in scientific notation."""
+    """Format with three significant digits, never in scientific notation."""
     size = abs(value)
     if size >= 100 or value == int(value):
         return f"{value:,.0f}".replace(",", " ")
@@ -56,7 +56,7 @@ def target_text(target: float) -> str:
 
 
 def of_field(name: str, value: object) -> str:
-    """A value of a row by the unit in the name of its field, as in `compute_s` or `peak_bytes`."""
+    """Format a value by the unit in the name of its field, such as `compute_s` or `peak_bytes`."""
     if value is None or not isinstance(value, (int, float)):
         return MISSING if value is None else str(value)
     for form, fits in (

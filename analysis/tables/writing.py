@@ -1,6 +1,6 @@
-"""Tables of strings, the ways to write them down, and the folder they go to.
+"""Tables of strings, the formats to write them in, and the folder to write them to.
 
-Cells hold what users called things. Each way of writing escapes what it would take for syntax.
+Cells contain names that users chose, so each format escapes its own syntax.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasc
 _LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", '"': r"{\char34}", "`": "{`}"}
 _LATEX |= {"±": r"$\pm$", "×": r"$\times$", "−": "$-$", "–": "--"}
 
-#: Markdown's own characters, but not where they mean nothing: an underscore inside a word, a bracket without a link.
+#: Markdown's special characters, except where they have no effect: an underscore in a word, a bracket without a link.
 _MARKDOWN = re.compile(
     r"[\\|`*<~$]"
     r"|(?<![^\W_])_|_(?![^\W_])"
@@ -30,11 +30,11 @@ _MARKDOWN = re.compile(
     r"|&(?=#?\w+;)"
     r"|(?<=:)/(?=/)|(?<=\bwww)\.|(?<=\w)@(?=\w)"
 )
-_MARKDOWN_BLOCK = re.compile(r"^([#>+=-])|^(\d+)(?=[.)])")  # a heading, quotation, list or rule begins so
+_MARKDOWN_BLOCK = re.compile(r"^([#>+=-])|^(\d+)(?=[.)])")  # the start of a heading, quotation, list or rule
 
 
 def markdown_text(text: str) -> str:
-    """For a cell: shows the text itself."""
+    """Escape the text of a cell, so that it is shown literally."""
     return _MARKDOWN.sub(r"\\\g<0>", plain(text).strip())
 
 
@@ -43,7 +43,7 @@ def markdown_paragraph(text: str) -> str:
 
 
 def latex_text(text: str) -> str:
-    """For a cell. The rule or row before it would take a bracket or an asterisk at its beginning for an option."""
+    """Escape the text of a cell; the row before would read a bracket or an asterisk at its start as an option."""
     shown = plain(text).strip()
     return ("{}" if shown.startswith(("[", "*")) else "") + "".join(_LATEX.get(c, c) for c in shown)
 
@@ -65,7 +65,7 @@ class Table:
         return "\n".join([*title, line(self.columns), rule, *map(line, self.rows), *notes]) + "\n"
 
     def latex(self) -> str:
-        """A booktabs tabular; title and notes are comments above it."""
+        """Return a booktabs tabular; title and notes are comments above it."""
 
         def line(cells: Sequence[str]) -> str:
             return " & ".join(map(latex_text, cells)) + r" \\"
@@ -85,7 +85,7 @@ class Table:
         )
 
     def html(self) -> str:
-        """The first column is a heading of its row; the others are figures."""
+        """Return an HTML table whose first column has the headings of the rows."""
         head = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in self.columns)
         body = "".join(
             f'<tr><th scope="row">{html.escape(row[0])}</th>'
@@ -98,20 +98,20 @@ class Table:
 
 @contextmanager
 def writable(folder: Path) -> Iterator[None]:
-    """Make the folder for what is written inside; a place that cannot be written is the user's mistake."""
+    """Create the folder to write into; a folder that is not writable is the user's mistake."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        raise BadInput(f"--out {folder}: cannot be written ({error.strerror}); name another place.") from error
+        raise BadInput(f"--out {folder}: cannot write there ({error.strerror}); choose another folder.") from error
 
 
-#: what a spreadsheet takes for the beginning of a formula
+#: characters that start a formula in a spreadsheet
 _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
 def csv_text(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Numbers as they are; text on one line, with an apostrophe before what a spreadsheet would take for a formula."""
+    """Return CSV with text on one line; an apostrophe precedes text that a spreadsheet would read as a formula."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerows([_csv_cell(value) for value in row] for row in [columns, *rows])

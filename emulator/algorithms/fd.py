@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fleetbed.emulator.bases.mean_logits import MeanLogits, Turn, count, stored
 from fleetbed.emulator.method.algorithm import ROUND_POLICIES, Arrival, Merged, Needs
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.description import Description
-from fleetbed.emulator.method.mean_logits import MeanLogits, Turn, count, stored
 
 ABOUT = Description(
     paper="Jeong et al., 2018 (FedDistill), FedHe's synchronous sibling",

@@ -8,7 +8,7 @@ it is the AllSmall or AllLarge of the papers.
 
 from __future__ import annotations
 
-from fleetbed.emulator.method.averaging import Averaging, Means
+from fleetbed.emulator.bases.averaging import Averaging, Means
 from fleetbed.emulator.method.description import Description
 
 ABOUT = Description(

@@ -21,11 +21,11 @@ from typing import Annotated
 import torch
 from msgspec import Meta
 
+from fleetbed.emulator.bases.class_means import ClassMeans, records
+from fleetbed.emulator.bases.mean_logits import LOGITS, MeanLogits, Turn, count, held, stored
 from fleetbed.emulator.method.algorithm import Arrival, Assignment, Merged
 from fleetbed.emulator.method.bundle import Bundle
-from fleetbed.emulator.method.class_means import ClassMeans, records
 from fleetbed.emulator.method.description import Description
-from fleetbed.emulator.method.mean_logits import LOGITS, MeanLogits, Turn, count, held, stored
 
 FORGET_PER_CLIENT = 10  # the released code collapses the sums every 10 K turns
 

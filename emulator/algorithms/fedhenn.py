@@ -23,7 +23,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from fleetbed.emulator.method import alignment
+from fleetbed.emulator.bases import alignment
 from fleetbed.emulator.method.algorithm import (
     ROUND_POLICIES,
     Algorithm,

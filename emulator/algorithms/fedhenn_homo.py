@@ -18,7 +18,8 @@ from dataclasses import replace
 import torch
 from msgspec.structs import replace as replace_fields
 
-from fleetbed.emulator.method import alignment
+from fleetbed.emulator.bases import alignment
+from fleetbed.emulator.bases.averaging import Averaging, Weighting
 from fleetbed.emulator.method.algorithm import (
     ROUND_POLICIES,
     Arrival,
@@ -29,7 +30,6 @@ from fleetbed.emulator.method.algorithm import (
     Needs,
     Target,
 )
-from fleetbed.emulator.method.averaging import Averaging, Weighting
 from fleetbed.emulator.method.bundle import Bundle, Value
 from fleetbed.emulator.method.description import Description
 from fleetbed.emulator.method.local_training import Step, keep_model, own_targets

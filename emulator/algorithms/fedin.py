@@ -27,14 +27,14 @@ from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional as F
 
+from fleetbed.emulator.bases.averaging import ALL_SECTIONS, ENDS, Aggregation, Means
+from fleetbed.emulator.bases.features import check_cuts, cut_shapes, draw_pairs, noisy, projected
+from fleetbed.emulator.bases.proximal import Proximal
 from fleetbed.emulator.method.algorithm import Arrival, Assignment, Client, Context, Expected, Job, Spec
-from fleetbed.emulator.method.averaging import ALL_SECTIONS, ENDS, Aggregation, Means
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.description import Description
-from fleetbed.emulator.method.features import check_cuts, cut_shapes, draw_pairs, noisy, projected
 from fleetbed.emulator.method.local_training import Step, foreign_batch, proximal
 from fleetbed.emulator.method.optimizers import Stepper
-from fleetbed.emulator.method.proximal import Proximal
 from fleetbed.emulator.method.schedule import batch_of
 from fleetbed.emulator.randomness import torch_rng
 from fleetbed.models.base import Net, Tensors

@@ -25,11 +25,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from fleetbed.emulator.bases.averaging import Means, trained_shapes
+from fleetbed.emulator.bases.proximal import Proximal
 from fleetbed.emulator.method.algorithm import ALL_POLICIES, Arrival, Assignment, Context, Expected, Job, Needs, like
-from fleetbed.emulator.method.averaging import Means, trained_shapes
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.description import Description
-from fleetbed.emulator.method.proximal import Proximal
 from fleetbed.emulator.method.schedule import steps_of
 from fleetbed.models.base import Net, Tensors
 from fleetbed.profiles.errors import BadInput

@@ -13,9 +13,9 @@ the classifier.
 
 from __future__ import annotations
 
-from fleetbed.emulator.method.averaging import Means
+from fleetbed.emulator.bases.averaging import Means
+from fleetbed.emulator.bases.personal import PersonalHead
 from fleetbed.emulator.method.description import Description
-from fleetbed.emulator.method.personal import PersonalHead
 
 ABOUT = Description(
     paper="Arivazhagan et al., 2019",

@@ -23,6 +23,8 @@ from msgspec import Struct, field
 from torch import Tensor
 from torch.nn import functional as F
 
+from fleetbed.emulator.bases.class_means import CLASS, ClassMeans, by_class, expected, objection, squared_error
+from fleetbed.emulator.bases.features import cut_shapes
 from fleetbed.emulator.method.algorithm import (
     Algorithm,
     Arrival,
@@ -35,9 +37,7 @@ from fleetbed.emulator.method.algorithm import (
     Target,
 )
 from fleetbed.emulator.method.bundle import Bundle, prefixed
-from fleetbed.emulator.method.class_means import CLASS, ClassMeans, by_class, expected, objection, squared_error
 from fleetbed.emulator.method.description import Description
-from fleetbed.emulator.method.features import cut_shapes
 from fleetbed.emulator.method.local_training import keep_model, on_both_test_sets, own_targets, own_tensors, train
 from fleetbed.emulator.method.optimizers import Stepper
 from fleetbed.emulator.method.schedule import batch_of, steps_of

@@ -24,13 +24,13 @@ from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional as F
 
+from fleetbed.emulator.bases.averaging import Means, weights_of
+from fleetbed.emulator.bases.personal import PersonalHead
 from fleetbed.emulator.method.algorithm import Assignment, Job, Reply
-from fleetbed.emulator.method.averaging import Means, weights_of
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.description import Description
 from fleetbed.emulator.method.local_training import Step, cross_entropy_step, foreign_batch, own_tensors, train
 from fleetbed.emulator.method.optimizers import Stepper
-from fleetbed.emulator.method.personal import PersonalHead
 from fleetbed.emulator.method.schedule import steps_of
 from fleetbed.models.base import Net
 from fleetbed.models.work import Pass, Phase, Work

@@ -9,7 +9,7 @@ stays as it was. With one variant in use it is FedAvg.
 
 from __future__ import annotations
 
-from fleetbed.emulator.method.averaging import Averaging, Means
+from fleetbed.emulator.bases.averaging import Averaging, Means
 from fleetbed.emulator.method.description import Description
 
 ABOUT = Description(

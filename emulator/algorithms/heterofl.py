@@ -28,8 +28,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
+from fleetbed.emulator.bases.averaging import Averaging, Means
 from fleetbed.emulator.method.algorithm import Arrival, Assignment, Context, Expected, Job, Spec
-from fleetbed.emulator.method.averaging import Averaging, Means
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.description import Description
 from fleetbed.emulator.method.local_training import Step, cross_entropy_step

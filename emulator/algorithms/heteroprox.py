@@ -10,10 +10,10 @@ FedIN and InCo state mu/2 = 0.05. With mu = 0 it is HeteroAvg.
 
 from __future__ import annotations
 
+from fleetbed.emulator.bases.averaging import Means
+from fleetbed.emulator.bases.proximal import Proximal
 from fleetbed.emulator.method.algorithm import Context
-from fleetbed.emulator.method.averaging import Means
 from fleetbed.emulator.method.description import Description
-from fleetbed.emulator.method.proximal import Proximal
 from fleetbed.profiles.types import NonNegative
 
 ABOUT = Description(

@@ -29,8 +29,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fleetbed.emulator.bases.averaging import Averaging, Means
 from fleetbed.emulator.method.algorithm import Arrival, Context
-from fleetbed.emulator.method.averaging import Averaging, Means
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.description import Description
 from fleetbed.models.base import Family, InputSpec

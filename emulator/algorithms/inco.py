@@ -23,8 +23,8 @@ from msgspec import Struct
 from torch import Tensor
 
 from fleetbed.emulator.algorithms import load_method
+from fleetbed.emulator.bases.averaging import Averaging
 from fleetbed.emulator.method.algorithm import Context
-from fleetbed.emulator.method.averaging import Averaging
 from fleetbed.emulator.method.description import Description
 from fleetbed.models.base import Tensors
 from fleetbed.profiles.errors import BadInput

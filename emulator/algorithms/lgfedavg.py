@@ -14,9 +14,9 @@ initial w_r. The paper starts from models that FedAvg has trained together; here
 
 from __future__ import annotations
 
-from fleetbed.emulator.method.averaging import Means
+from fleetbed.emulator.bases.averaging import Means
+from fleetbed.emulator.bases.personal import Personal
 from fleetbed.emulator.method.description import Description
-from fleetbed.emulator.method.personal import Personal
 from fleetbed.models.base import Section
 
 ABOUT = Description(

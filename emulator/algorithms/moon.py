@@ -28,11 +28,11 @@ from msgspec.structs import replace as replace_fields
 from torch import Tensor
 from torch.nn import functional as F
 
+from fleetbed.emulator.bases.averaging import Averaging, Means
+from fleetbed.emulator.bases.features import cut_shapes
 from fleetbed.emulator.method.algorithm import Arrival, Assignment, Client, Job, Needs
-from fleetbed.emulator.method.averaging import Averaging, Means
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.description import Description
-from fleetbed.emulator.method.features import cut_shapes
 from fleetbed.emulator.method.local_training import Step, foreign_batch, keep_model, own_tensors
 from fleetbed.emulator.method.optimizers import Stepper
 from fleetbed.models.base import Net, Tensors

@@ -27,8 +27,8 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from fleetbed.emulator.bases.averaging import Averaging, Means, trained_shapes
 from fleetbed.emulator.method.algorithm import Arrival, Assignment, Expected, Job, like
-from fleetbed.emulator.method.averaging import Averaging, Means, trained_shapes
 from fleetbed.emulator.method.bundle import Bundle, Scalar, prefixed
 from fleetbed.emulator.method.description import Description
 from fleetbed.emulator.method.local_training import Step

@@ -1,6 +1,6 @@
-"""A device profile of the machine that this runs on, by the kernels that the host is rated by.
+"""Measures the device profile of this machine, with the same workloads that rate a host.
 
-`python -m fleetbed.emulator.checks.board` is a process of its own that says what the framework adds to its memory.
+`python -m fleetbed.emulator.checks.board` runs as a separate process and prints how much memory torch adds to it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _BOARD_NAME = Path("/proc/device-tree/model")
 
 
 def board_title() -> str:
-    """What the board calls itself, which only boards with a device tree do; else the host's name."""
+    """Return the board's own name, which only boards with a device tree have; otherwise the host name."""
     if _BOARD_NAME.exists():
         return _BOARD_NAME.read_text().rstrip("\0").strip()
     return platform.node()
 
 
 def measure_board(title: str, link: str, seconds: float = 3.0) -> tuple[Device, ClassTimes]:
-    """About 40 seconds on a PC, some minutes on a small board. Power is left out: it needs a meter.
+    """Return the device, and how well its rates predict two real training steps.
 
-    Beside the device, how well its rates predict two real training steps.
+    Takes about 40 seconds on a PC, some minutes on a small board. Power is not measured: it needs a meter.
     """
     cores = host.cores()
     visible_mib = host.memory_bytes() // MIB
@@ -72,7 +72,7 @@ def measure_board(title: str, link: str, seconds: float = 3.0) -> tuple[Device, 
                 kind="derived",
                 note=f"The next multiple of {MODULE_MIB} MiB above what is visible.",
             ),
-            Provenance(figure="link", kind="assumed", note="Not measured; name the link that the board is on."),
+            Provenance(figure="link", kind="assumed", note="Not measured; enter the link that connects the board."),
         ),
     )
     return device, classes
@@ -87,7 +87,7 @@ def as_yaml(device: Device) -> str:
 
 
 def _without_defaults(tree: dict[str, object]) -> dict[str, object]:
-    """What was measured, without the keys that were not: they are null, empty or a default."""
+    """Drop the keys that were not measured: they are null, empty or a default."""
     kept = {key: _without_defaults(value) if isinstance(value, dict) else value for key, value in tree.items()}
     return {key: value for key, value in kept.items() if value not in (None, {}, "") and key != "train_scale"}
 
@@ -103,7 +103,7 @@ def _of(samples: list[float]) -> str:
 
 def _predicts(classes: ClassTimes) -> str:
     steps = ", ".join(f"{step.model} {step.error:+.0%}" for step in classes.steps)
-    return f"Operators of a probe network by class, all cores, {classes.turns} turns; they predict {steps}."
+    return f"Operators of a probe network by class, all cores, {classes.turns} rounds; error of prediction: {steps}."
 
 
 def _rounded(value: float) -> float:

@@ -1,4 +1,4 @@
-"""Training rates of this machine by class of operation, measured in a process of its own."""
+"""Training rates of this machine by class of operation, measured in a separate process."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fleetbed.profiles.errors import FleetbedError
 from fleetbed.profiles.types import Rates
 
 MEASURE_S = 20.0
-#: the largest spread of a step's times at which rates are relied on
+#: the largest spread of a step's times at which the rates are reliable
 STEADY = 0.1
 
 
 class TrainingStep(Struct, frozen=True):
-    """A real training step, and what the rates say of it."""
+    """Measured and predicted time of a real training step."""
 
     model: str
     measured_s: float
@@ -31,7 +31,7 @@ class TrainingStep(Struct, frozen=True):
 
 
 class ClassTimes(Struct, frozen=True, kw_only=True):
-    """`spread` is how far apart times of the same step were: 10th to 90th percentile, as a part of the median."""
+    """Measured rates. `spread` is the range of a step's times, 10th to 90th percentile, relative to the median."""
 
     rates: Rates
     steps: list[TrainingStep]
@@ -40,8 +40,8 @@ class ClassTimes(Struct, frozen=True, kw_only=True):
 
 
 def measure_classes(threads: int, seconds: float = MEASURE_S) -> ClassTimes:
-    """The rates with so many threads, and how well they predict two real training steps."""
-    command = interpreter.module_command("fleetbed.emulator.checks.class_kernels", threads, seconds)
+    """Measure the rates with this many threads, and how well they predict two real training steps."""
+    command = interpreter.module_command("fleetbed.emulator.checks.class_timing", threads, seconds)
     environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads))}
     answer = subprocess.run(command, env=environment, stdout=subprocess.PIPE)
     if answer.returncode != 0:
@@ -50,9 +50,9 @@ def measure_classes(threads: int, seconds: float = MEASURE_S) -> ClassTimes:
 
 
 def host_rates(seconds: float = MEASURE_S) -> tuple[ClassTimes, float]:
-    """The rates of one core of this host, and how many cores others kept busy meanwhile.
+    """Return the rates of one core of this host, and the cores that other processes used during the measurement.
 
-    `seconds_of` gives with them the host seconds of any work, as with a device's rates its device seconds.
+    With these rates `seconds_of` gives the host seconds of any work, as it gives device seconds with a device's rates.
     """
     meter = host.LoadMeter()
     found = measure_classes(1, seconds)

@@ -1,4 +1,4 @@
-"""What this host can enforce, knob by knob, and the command that would enable the rest."""
+"""Finds out what this host can enforce, knob by knob, and which command would enable the rest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PROBE = LimitPlan("probe", memory_bytes=64 * 2**20, cpu_cores=0.5, gpu=GpuPlan(
 
 
 class Knob(Struct, frozen=True):
-    """What can be had of one knob. `enable` is the command that would give more, where there is one."""
+    """How far one knob works here. `enable` is the command that would improve it, if there is one."""
 
     knob: str
     status: str
@@ -42,7 +42,7 @@ class HostReport(Struct, frozen=True):
 
 
 def examine(proc: Path = PROC, driver: Driver | None = None, store: Store | None = None) -> HostReport:
-    """Try each knob on a group of our own that is removed at once."""
+    """Try each knob on a temporary control group, which is removed at once."""
     driver = driver or Hardware()
     caps = {cap.knob: cap for cap in _probe(proc, driver)}
     found = places(proc)
@@ -92,20 +92,20 @@ def _gpu(cap: Cap) -> Knob:
 
 
 def _link(tc: bool) -> Knob:
-    note = "transfers take device time by the bytes that travel"
-    return Knob("link", "modelled", "timeline", f"{note}; tc is {'there' if tc else 'not'} on this host")
+    note = "transfers take device time according to their bytes"
+    return Knob("link", "modelled", "timeline", f"{note}; tc is {'' if tc else 'not '}installed on this host")
 
 
 def enabling_command(found: list[Place], systemd: Path = SYSTEMD) -> str:
-    """What gives a user a group of their own; limits are nested below the group that a command is started in."""
+    """Return the command that gives a user a group; limits are nested below the group in which a command starts."""
     trees = [place for place in found if place.controllers & CONTROLLERS]
     if not trees:
-        return "in a container: start it with --privileged --cgroupns=private; else mount /sys/fs/cgroup"
+        return "in a container: start it with --privileged --cgroupns=private; otherwise mount /sys/fs/cgroup"
     if systemd.exists() and any(place.version == 2 for place in trees):
         user = "" if os.geteuid() == 0 else " --user"
         return f"systemd-run{user} --scope -p Delegate=yes fleetbed ..."
     user = getpass.getuser()
-    # v2 gives controllers only to the children of a group without processes, which here is the root alone
+    # v2 enables controllers only for children of a group without processes, which here is only the root
     enable = [f"echo +cpu +memory > {place.mount}/cgroup.subtree_control; " for place in trees if place.version == 2]
     folders = sorted({str((place.own if place.version == 1 else place.mount) / f"of-{user}") for place in trees})
     hand_over = f"for g; do mkdir -p $g && chown -R {user} $g && echo '$$' > $g/cgroup.procs; done"

@@ -1,4 +1,4 @@
-"""How good the prediction of memory is: `models.cost` against processes that really train."""
+"""Compares the memory prediction of `models.cost` with processes that really train."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ PAGE = """# Memory: prediction against measurement
 
 Made by `fleetbed models check-memory --out docs/memory-prediction.md`.
 
-Predicted is the peak of what a client's process adds after its fork while it trains, as
-`models/cost/predict.py` has it.
-Measured is what the kernel charged at most to the memory group of a client's process, forked from a warm one, while it
-trained {steps} steps on weights that it received as in a run. Below zero too little was predicted.
+Predicted is the peak of the memory that a client's process adds after its fork while it trains, as computed by
+`models/cost/predict.py`.
+Measured is the most that the kernel charged to the memory group of a client's process, forked from a warmed-up one,
+while it trained {steps} steps on weights that it received as in a run. A negative error means that the prediction was
+too low.
 
 {summary}.
 
@@ -60,7 +61,7 @@ class MemoryResult(Struct, frozen=True):
 
     @property
     def error(self) -> float:
-        """Above 0 too much was predicted."""
+        """Relative error; above 0 the prediction was too high."""
         return self.predicted_bytes / self.measured_bytes - 1
 
     @property
@@ -79,7 +80,7 @@ class MemoryResult(Struct, frozen=True):
 
 
 class MemorySummary(Struct, frozen=True):
-    """Errors without their sign."""
+    """Absolute values of the relative errors."""
 
     cases: int
     median: float
@@ -95,14 +96,14 @@ class MemorySummary(Struct, frozen=True):
         )
 
 
-def summarise(results: Sequence[MemoryResult]) -> MemorySummary:
+def summarise_memory(results: Sequence[MemoryResult]) -> MemorySummary:
     worst = max(results, key=lambda result: abs(result.error))
     median = statistics.median(abs(result.error) for result in results)
     return MemorySummary(len(results), median, abs(worst.error), worst.case)
 
 
 def standard_cases(families: Sequence[str], batches: Sequence[int], *, every: bool) -> Iterator[Case]:
-    """Each family at a usual input; its smallest, middle and largest variant, or every one."""
+    """Yield cases for each family at a usual input: its smallest, middle and largest variant, or all variants."""
     for name in families:
         chosen = family(name)
         spec = TEXT if chosen.reads == "text" else IMAGES.get(name, IMAGE)
@@ -115,12 +116,12 @@ def standard_cases(families: Sequence[str], batches: Sequence[int], *, every: bo
                     yield Case(name, variant, spec, batch, Optimizer(name=optimizer))
 
 
-def compare(case: Case, meter: Meter) -> MemoryResult:
+def compare_memory(case: Case, meter: Meter) -> MemoryResult:
     return MemoryResult(case, predict(case), meter.measure(case))
 
 
 def predict(case: Case) -> int:
-    work = Work(steps=1, batch=case.batch, held_models=1)  # the weights as they were received
+    work = Work(steps=1, batch=case.batch, held_models=1)  # the weights as received
     return cost(family(case.family), case.variant, case.spec, work, case.optimizer).memory_bytes
 
 
@@ -129,7 +130,7 @@ def to_markdown(results: Sequence[MemoryResult], backend: str) -> str:
     rows += [result.cells for result in results]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return PAGE.format(
-        summary=summarise(results).sentence,
+        summary=summarise_memory(results).sentence,
         host=f"{cpu_model()}, torch {torch.__version__}, {' '.join(platform.libc_ver())}, {backend}",
         steps=STEPS,
         table=table,
@@ -137,7 +138,7 @@ def to_markdown(results: Sequence[MemoryResult], backend: str) -> str:
 
 
 class Meter:
-    """Measures cases, one at a time."""
+    """Measures the memory of cases, one at a time."""
 
     def __init__(self) -> None:
         clean_leftovers()
@@ -173,7 +174,7 @@ class Meter:
         clean_leftovers()
 
     def measure(self, case: Case) -> int:
-        """The peak of a client's memory in bytes."""
+        """Return the peak of a client's memory in bytes."""
         self._stdin.write(msgspec.json.encode(case) + b"\n")
         self._stdin.flush()
         client, _ = self._receive()
@@ -195,6 +196,6 @@ class Meter:
     def _receive(self) -> list[zmq.Frame]:
         while not self._socket.poll(WAIT_MS):
             if self._process.poll() is not None:
-                raise FleetbedError("the process that was to be measured has died: see its output above")
+                raise FleetbedError("the process to be measured has died; see its output above")
         frames: list[zmq.Frame] = self._socket.recv_multipart(copy=False)
         return frames

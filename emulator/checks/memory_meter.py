@@ -1,7 +1,7 @@
-"""Measure what a client's memory grows to; run as a module with the address of a socket, it reads a case a line.
+"""Measures the peak memory of a client. Run as a module with the address of a socket, it reads one case per line.
 
-Each case has a zygote of its own, which forks a worker into a memory group. Both are those of a run and the worker runs
-a method of a run, on data made up for the case.
+Each case has its own zygote, which forks a worker into a memory group. Zygote, worker and method are those of a run;
+the data is generated for the case.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from fleetbed.models.base import InputSpec
 from fleetbed.models.families.lookup import family
 from fleetbed.profiles.experiment import AlgorithmChoice, Optimizer, Training
 
-STEPS = 4  # the optimiser's state is there from the second on, and the allocator has settled
+STEPS = 4  # the optimiser's state exists from the second step on, and by then the allocator has settled
 
 
 class Case(Struct, frozen=True):
-    """A variant that is trained as plain averaging of weights does it."""
+    """A variant, trained as FedAvg trains it."""
 
     family: str
     variant: str
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def _zygote(case: Case, address: str, shared: int, group: Group) -> None:
-    """As that of a run: what earlier cases left in the heap is not in the way of this one."""
+    """Start the worker from a fresh zygote, as in a run, so that the heap of earlier cases does not matter."""
     here = workplace(case)
     warm(here.warm_up)
     keep_what_steps_free()

@@ -1,7 +1,7 @@
-"""Clients that misbehave, or work like real ones, to stress-test the limits; run as a module.
+"""Stress-tests the limits with clients that misbehave or work like real ones; run as a module.
 
-Run as a process of its own that stands in for the zygote: one thread, torch imported, no tensor touched. It
-reads an `Order` from its input, forks every hog into its limits, and prints one `Finding` per line.
+It runs as a separate process in place of the zygote: one thread, torch imported, no tensor touched. It reads a
+`StressOrder` from its input, forks every hog under its limits, and prints one `Finding` per line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fleetbed.emulator.timeline.pacing import Pacer, capacity, ceiling_cores, sh
 from fleetbed.emulator.timeline.plan import Pace
 from fleetbed.profiles.errors import FleetbedError
 
-Begin = Callable[[], None]  # a hog calls it when it is ready, and is let go when it returns
+Begin = Callable[[], None]  # a hog calls it when it is ready; it returns when the hog may start
 Body = Callable[[Begin], float]
 WARM_STEPS = 5
 REFERENCE_S = 2.0
@@ -40,7 +40,7 @@ PIECE_BYTES = 64 * 1024
 
 
 class Hog:
-    """A forked child in its group: it gets ready, waits for `go`, works, and says what it found."""
+    """A forked child in its group: it gets ready, waits for `go`, works, and reports its result."""
 
     def __init__(self, group: Group, body: Body) -> None:
         self._near, far = Pipe()
@@ -62,7 +62,7 @@ class Hog:
         return found
 
     def wait(self) -> None:
-        """Until it ends by itself, or the kernel kills it for its memory."""
+        """Wait until it ends by itself, or the kernel kills it because of its memory."""
         _, status = os.waitpid(self._pid, 0)
         self._ended = True
         if status not in (0, signal.SIGKILL):
@@ -89,7 +89,7 @@ def _live(group: Group, body: Body, far: Connection) -> NoReturn:
 
 
 def training_step() -> Callable[[], None]:
-    """A real step of a few milliseconds: forward, backward and SGD on a small network."""
+    """Return a real training step of a few milliseconds: forward, backward and SGD on a small network."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
@@ -115,7 +115,7 @@ def training_step() -> Callable[[], None]:
 
 
 def reference(begin: Begin) -> float:
-    """Seconds of one step, hot and alone."""
+    """Return the seconds of one step, warmed up and alone."""
     step = training_step()
     begin()
     end, samples = time.monotonic() + REFERENCE_S, []
@@ -126,7 +126,7 @@ def reference(begin: Begin) -> float:
 
 
 def paced(step_s: float, steps: int) -> Body:
-    """A client that trains: seconds that `steps` steps took."""
+    """Return a client that trains at a pace; its result is the seconds that `steps` steps took."""
 
     def body(begin: Begin) -> float:
         step = training_step()
@@ -141,7 +141,7 @@ def paced(step_s: float, steps: int) -> Body:
 
 
 def spinner(begin: Begin) -> float:
-    """A client that does not pace itself: the part of a core that it got."""
+    """Act as a client that does not pace itself; return the part of a core that it got."""
     begin()
     start, spent = time.monotonic(), time.process_time()
     while time.monotonic() - start < SPIN_S:
@@ -150,7 +150,7 @@ def spinner(begin: Begin) -> float:
 
 
 def glutton(group: Group, touched: mmap.mmap) -> Body:
-    """A client that takes memory piece by piece, touches it and notes how far it got, until it dies of it."""
+    """Return a client that allocates and touches memory piece by piece, and records the total, until it is killed."""
 
     def body(_begin: Begin) -> float:
         total, pieces = group.usage().anon_bytes, []
@@ -163,7 +163,7 @@ def glutton(group: Group, touched: mmap.mmap) -> Body:
                 total += PIECE_BYTES
                 struct.pack_into("q", touched, 0, total)
         except (MemoryError, OSError):
-            return total  # RLIMIT_DATA lets allocation fail where a cgroup would kill
+            return total  # under RLIMIT_DATA the allocation fails; a cgroup kills the process
 
     return body
 
@@ -184,13 +184,13 @@ def prove(order: StressOrder, limits: Limits) -> Iterator[Finding]:
         yield Finding("memory", subject.name, subject.cap_bytes, died_at, limits.memory_backend)
 
 
-def fill(subjects: tuple[Subject, ...], time_scale: float, room: float) -> list[list[Subject]]:
-    """Everyone at least once, in batches that are each filled up to the admitted load, the largest first."""
+def fill(subjects: tuple[Subject, ...], time_scale: float, max_load: float) -> list[list[Subject]]:
+    """Arrange all subjects in batches of at most the admitted load, largest first; some appear more than once."""
     by_share = sorted(subjects, key=lambda subject: subject.slowdown)
     waiting, batches = by_share.copy(), []
     while waiting:
         batch = [waiting.pop(0)]
-        left = room - share(batch[0].slowdown, time_scale)
+        left = max_load - share(batch[0].slowdown, time_scale)
         while fitting := [s for s in [*waiting, *by_share] if share(s.slowdown, time_scale) <= left + 1e-9]:
             batch.append(fitting[0])
             left -= share(fitting[0].slowdown, time_scale)
@@ -203,7 +203,7 @@ def fill(subjects: tuple[Subject, ...], time_scale: float, room: float) -> list[
 def _rates(
     knob: LimitKnob, limits: Limits, order: StressOrder, step_s: float, batch: list[Subject]
 ) -> Iterator[Finding]:
-    """Each of the batch at the same time, for the same time, at the rate of its device."""
+    """Run the whole batch at the same time, for the same time, each subject at the rate of its device."""
     trials, planned = [], []
     for number, subject in enumerate(batch):
         device_s = step_s * subject.slowdown
@@ -219,7 +219,7 @@ def _rates(
 
 
 def _run(limits: Limits, trials: list[tuple[LimitPlan, Body]]) -> tuple[list[float], float]:
-    """Start the stress tests together once all are warm; their results, and the cores that others kept busy."""
+    """Start the trials together once all are warmed up; return their results and the cores that others used."""
     groups = [limits.create(plan) for plan, _ in trials]
     hogs: list[Hog] = []
     try:
@@ -240,7 +240,7 @@ def _run(limits: Limits, trials: list[tuple[LimitPlan, Body]]) -> tuple[list[flo
 
 
 def _death(limits: Limits, cap_bytes: int) -> int:
-    """How much a client had added when it died of its memory cap."""
+    """Return how much memory a client had added when its memory cap killed it."""
     group = limits.create(LimitPlan("glutton", memory_bytes=cap_bytes))
     touched = mmap.mmap(-1, mmap.PAGESIZE)
     hog = Hog(group, glutton(group, touched))
@@ -253,11 +253,11 @@ def _death(limits: Limits, cap_bytes: int) -> int:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # in order, so that nothing is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # a clean exit, so that nothing is left behind
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=StressOrder)
     torch.set_num_threads(1)
     gc.collect()
-    gc.freeze()  # or the first collection in each hog would copy the whole heap into its own memory
+    gc.freeze()  # otherwise the first collection in each hog would copy the whole heap into its own memory
     limits = best_limits("verify")
     try:
         for finding in prove(order, limits):

@@ -1,4 +1,4 @@
-"""Stress tests of the limits: what was requested, what was measured, and whether the error is within tolerance."""
+"""Stress-tests the limits: compares the requested with the measured value, and checks that the error is tolerable."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from fleetbed.profiles.types import Device
 LimitKnob = Literal["rate alone", "rate together", "ceiling", "memory"]
 SLOWEST, FASTEST = "raspberry-pi-zero-2w", "intel-n100-mini-pc"
 TASK_S = 2.0
-SPARE_BYTES = 2**30  # of the host's memory, beyond the largest cap
+SPARE_BYTES = 2**30  # host memory to leave free beyond the largest cap
 QUICK_CAP_BYTES = 2**30
 RATE_BAR = (-0.02, 0.02)
 BARS = {
     "rate alone": RATE_BAR,
     "rate together": RATE_BAR,
-    "ceiling": (-1.0, 0.05),  # it must hold; a busy host may give less
+    "ceiling": (-1.0, 0.05),  # an upper limit: a busy host may give less
     "memory": (0.0, 0.05),
 }
 
 
 class Subject(Struct, frozen=True):
-    """A device as the stress tests see it."""
+    """The properties of a device that the stress tests use."""
 
     name: str
     slowdown: float
@@ -44,7 +44,7 @@ class Subject(Struct, frozen=True):
 
 
 class StressOrder(Struct, frozen=True):
-    """What the stress tests try, in a process of their own (`stress.py`)."""
+    """The input of the stress tests, which run in a separate process (`stress.py`)."""
 
     rate: tuple[Subject, ...]
     memory: tuple[Subject, ...]
@@ -53,7 +53,7 @@ class StressOrder(Struct, frozen=True):
 
 
 class Finding(Struct, frozen=True):
-    """`asked` and `got` are in the knob's unit: device seconds of a task, cores, bytes."""
+    """One measurement. `asked` and `got` are in the knob's unit: device seconds of a task, cores, bytes."""
 
     knob: LimitKnob
     device: str
@@ -61,11 +61,11 @@ class Finding(Struct, frozen=True):
     got: float
     backend: str
     load: float = 0.0  # cores that were paced at the same time, with this one
-    other_cores: float = 0.0  # cores that strangers kept busy meanwhile
+    other_cores: float = 0.0  # cores that other processes used meanwhile
 
 
 class Proof(Struct, frozen=True):
-    """One trial. `error` is (got - asked) / asked, and must lie within the bar."""
+    """One trial. `error` is (got - asked) / asked, and must be from `low` to `high`."""
 
     knob: str
     device: str
@@ -85,28 +85,28 @@ class LimitsReport(Struct, frozen=True):
     ok: bool
     proofs: tuple[Proof, ...]
     skipped: tuple[str, ...]  # sentences
-    worst_interference: float  # the most that a rate fell because of others that are paced too
-    other_cores: float  # the most that strangers kept busy during a rate trial
+    worst_interference: float  # the largest fall of a rate because of other paced clients
+    other_cores: float  # the most cores that other processes used during a rate trial
     calibration: str
     time_scale: float
 
     @property
-    def quiet(self) -> bool:
+    def host_was_idle(self) -> bool:
         return self.other_cores <= host.QUIET_CORES
 
 
 def shipped_cpu_devices() -> dict[str, Device]:
-    """The shipped devices that train on their CPU, from the slowest board to the fastest."""
+    """Return the shipped devices that train on their CPU, from the slowest board to the fastest."""
     devices = {name: load_device(name) for name in available("device")}
     low, high = devices[SLOWEST].rate_gflops, devices[FASTEST].rate_gflops
     chosen = {n: d for n, d in devices.items() if d.trains_on == "cpu" and low <= d.rate_gflops <= high}
     return dict(sorted(chosen.items(), key=lambda item: item[1].rate_gflops))
 
 
-def verify(
-    devices: Mapping[str, Device], *, quick: bool = False, tell: Callable[[Proof], None] = lambda _: None
+def verify_limits(
+    devices: Mapping[str, Device], *, quick: bool = False, on_result: Callable[[Proof], None] = lambda _: None
 ) -> LimitsReport:
-    """Run the stress tests on this host, about ten seconds per device; `tell` is given each result as it comes."""
+    """Run the stress tests on this host, about ten seconds per device; call `on_result` with each result."""
     clean_leftovers()
     calibration = load_or_measure()
     names = list(devices)
@@ -124,32 +124,32 @@ def verify(
     proofs = []
     for finding in _findings(order):
         proofs.append(judge(finding, devices[finding.device]))
-        tell(proofs[-1])
-    return summarise(proofs, skipped, calibration, time_scale)
+        on_result(proofs[-1])
+    return summarise_proofs(proofs, skipped, calibration, time_scale)
 
 
-def keep(report: LimitsReport) -> None:
-    """In the user's cache, so that runs on this host can say what was proved of it."""
-    path = _kept()
+def save_report(report: LimitsReport) -> None:
+    """Save the report in the user's cache, so that runs on this host can record it."""
+    path = _report_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.encode(report))
 
 
-def kept() -> LimitsReport | None:
-    """The last proof of this host; None if there is none, or none that this version can read."""
+def load_report() -> LimitsReport | None:
+    """Load the last report of this host; None if there is none that this version can read."""
     try:
-        return msgspec.json.decode(_kept().read_bytes(), type=LimitsReport)
+        return msgspec.json.decode(_report_path().read_bytes(), type=LimitsReport)
     except (FileNotFoundError, msgspec.MsgspecError):
         return None
 
 
-def _kept() -> Path:
+def _report_path() -> Path:
     host_hash = hashlib.blake2b(host_fingerprint().encode(), digest_size=6).hexdigest()
     return cache_folder() / f"verify-{host_hash}-{os.getuid()}.json"
 
 
 def worst(report: LimitsReport) -> list[Proof]:
-    """The largest error of each cap: of the rate (alone and together), and of memory."""
+    """Return the trial with the largest error of each limit: the rate (alone and together), and memory."""
     caps = {"cpu": ("rate alone", "rate together"), "memory": ("memory",)}
     found = []
     for cap, knobs in caps.items():
@@ -160,14 +160,19 @@ def worst(report: LimitsReport) -> list[Proof]:
 
 
 def _memory_trials(devices: Mapping[str, Device], quick: bool) -> tuple[list[str], list[str]]:
-    """Which caps can be tried here, and a sentence for each that cannot. Equal caps are tried once."""
+    """Return the devices whose memory caps can be tried here, and a sentence for each that cannot.
+
+    Equal caps are tried once.
+    """
     largest = host.available_bytes() - SPARE_BYTES
     chosen: dict[int, str] = {}
     skipped = []
     for name, device in sorted(devices.items(), key=lambda item: item[1].cap_mib):
         cap = _cap_bytes(device)
         if cap > largest:
-            skipped.append(f"memory of {name}: its cap of {device.cap_mib:g} MiB does not fit into this host now")
+            skipped.append(
+                f"memory of {name}: its limit of {device.cap_mib:g} MiB does not fit into this host's free memory"
+            )
         elif not quick or cap <= QUICK_CAP_BYTES:
             chosen.setdefault(cap, name)
     return list(chosen.values()), skipped
@@ -181,7 +186,7 @@ def _findings(order: StressOrder) -> Iterator[Finding]:
     environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
     command = interpreter.module_command("fleetbed.emulator.checks.stress")
     pipe = subprocess.PIPE
-    # in a session of its own: Ctrl-C is for us, and we end it in order
+    # in a separate session, so that Ctrl-C reaches only this process, which then stops the other cleanly
     with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, start_new_session=True) as process:
         assert process.stdin is not None  # asked for in Popen
         assert process.stdout is not None
@@ -221,7 +226,7 @@ def judge(finding: Finding, device: Device) -> Proof:
     )
 
 
-def summarise(
+def summarise_proofs(
     proofs: Sequence[Proof], skipped: Sequence[str], calibration: Calibration, time_scale: float
 ) -> LimitsReport:
     alone = {p.device: p.got for p in proofs if p.knob == "rate alone"}

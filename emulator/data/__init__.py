@@ -1,7 +1,7 @@
-"""Data sets: found by name, made fit once, shared by all clients without copies, and dealt out among them.
+"""Data sets: found by name, prepared once, shared by all clients without copies, and divided among them.
 
-folder = prepare(experiment.data)      # plain .npy files in the user's cache, made once
-dataset = open_dataset(folder)         # memory-mapped
+folder = prepare_dataset(experiment.data)  # plain .npy files in the user's cache, written once
+dataset = open_dataset(folder)             # memory-mapped
 split = partition(dataset.y_train, dataset.y_test, dataset.spec.classes, experiment.data, clients, seed)
 x, y = dataset.batch("train", split.train[0][:16], rng)
 """
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from fleetbed.emulator.data.dataset import Dataset, open_dataset
     from fleetbed.emulator.data.partitions import partition
     from fleetbed.emulator.data.split import Split
-    from fleetbed.emulator.data.store import prepare
+    from fleetbed.emulator.data.store import prepare_dataset
 
-__all__ = ["Dataset", "Split", "open_dataset", "partition", "prepare"]
+__all__ = ["Dataset", "Split", "open_dataset", "partition", "prepare_dataset"]
 
 _HOME = {
     "Dataset": "dataset",
     "Split": "split",
     "open_dataset": "dataset",
     "partition": "partitions",
-    "prepare": "store",
+    "prepare_dataset": "store",
 }
 
 

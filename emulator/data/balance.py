@@ -1,4 +1,4 @@
-"""Taking samples evenly from classes of unequal size."""
+"""Selects samples evenly from classes of unequal size."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 
 def balanced_counts(available: Sequence[int] | NDArray[np.int64], total: int) -> list[int]:
-    """How many to take of each class: equal shares; a class that has fewer gives all it has, the others more.
+    """Return how many samples to select of each class, in equal shares as far as possible.
 
-    What does not divide goes to the first classes. `total` must not exceed what is there.
+    A class with fewer samples gives all of them, and the others more. The remainder of the division goes to the first
+    classes. `total` must not exceed the number of samples.
     """
     counts = [0] * len(available)
     left = total
@@ -19,7 +20,7 @@ def balanced_counts(available: Sequence[int] | NDArray[np.int64], total: int) ->
     while open_classes:
         share, rest = divmod(left, len(open_classes))
         smallest = open_classes[0]
-        if available[smallest] > share:  # so has every other one: all take the share, and the first ones the rest
+        if available[smallest] > share:  # then so has every other: each gives its share, the first ones one more
             for i, c in enumerate(sorted(open_classes)):
                 counts[c] = share + (i < rest)
             break

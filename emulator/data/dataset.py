@@ -1,4 +1,4 @@
-"""A prepared data set, mapped into memory: opening it copies nothing, all processes share its pages."""
+"""A prepared data set, mapped into memory: opening it copies nothing, and all processes share its pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fleetbed.profiles.errors import FleetbedError
 
 
 class Dataset:
-    """Samples and labels by index. Batches are made by numpy alone, so no thread of torch starts here."""
+    """Samples and labels by index. Only numpy makes the batches, so that no thread of torch starts here."""
 
     def __init__(self, meta: Meta, x: dict[SplitName, Array], y: dict[SplitName, Array]) -> None:
         self.spec = InputSpec(meta.shape, meta.classes, meta.vocabulary)
@@ -29,9 +29,9 @@ class Dataset:
     def batch(
         self, split: SplitName, indices: NDArray[np.int64], rng: np.random.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Inputs (float32 images, int64 tokens) and int64 labels; with `rng` the images are augmented.
+        """Return inputs (float32 images, int64 tokens) and int64 labels; with `rng` the images are augmented.
 
-        Crop and flip happen to the pixels, cutout after normalisation, where 0 is the mean.
+        Crop and flip are applied to the pixels, cutout after normalisation, where 0 is the mean.
         """
         y = torch.from_numpy(self._y[split][indices])
         x = self._x[split][indices]
@@ -49,16 +49,16 @@ class Dataset:
         return torch.from_numpy(values), y
 
     def touch(self) -> None:
-        """Read every page, so that it is in memory and nobody who reads it later is charged for it."""
+        """Read every page into memory, so that no process that reads it later is charged for it."""
         for array in (*self._x.values(), *self._y.values()):
             array.max(initial=0)
 
 
 def open_dataset(folder: Path) -> Dataset:
-    """Open what `prepare` made."""
+    """Open a folder that `prepare_dataset` wrote."""
     meta = read_meta(folder)
     if meta is None or not is_whole(folder):
-        raise FleetbedError(f"{folder} does not hold a whole prepared data set; start the run again to make it anew")
+        raise FleetbedError(f"{folder} is not a complete prepared data set; start the run again to prepare it anew")
     return Dataset(
         meta,
         {split: _mapped(folder / f"x_{split}.npy") for split in SPLITS},
@@ -72,13 +72,13 @@ def _mapped(path: Path) -> Array:
 
 
 def _affine(meta: Meta) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Pixel p becomes p * scale + shift: (p/255 - mean)/std, or p/255."""
+    """Return scale and shift such that p * scale + shift is (p/255 - mean)/std of a pixel p, or p/255."""
     if meta.vocabulary:
         return np.ones(1, np.float32), np.zeros(1, np.float32)
     channels = meta.shape[0]
     mean, std = np.zeros(channels), np.ones(channels)
     if meta.normalise:
         mean = np.array(meta.mean)
-        std = np.maximum(meta.std, 1 / 255)  # a channel that never changes has no deviation to divide by
+        std = np.maximum(meta.std, 1 / 255)  # the deviation of a constant channel is 0
     scale, shift = 1 / (255 * std), -mean / std
     return scale.astype(np.float32).reshape(-1, 1, 1), shift.astype(np.float32).reshape(-1, 1, 1)

@@ -1,4 +1,4 @@
-"""Images made fit once, when a data set is prepared: channels, size, statistics."""
+"""Converts images when a data set is prepared: channels, size, statistics."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 Pixels = NDArray[np.uint8]
 
 _LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601, as Pillow and torchvision do it
-_CHUNK = 1_000  # images at once, so that the floating point copy stays small
+_CHUNK = 1_000  # images at a time, so that the floating point copy stays small
 
 
-def fit(images: Pixels, size: int | None, channels: int | None) -> Pixels:
-    """[samples, height, width, channels] to [samples, channels, size, size]; None keeps what the images have.
+def convert_images(images: Pixels, size: int | None, channels: int | None) -> Pixels:
+    """Convert [samples, height, width, channels] to [samples, channels, size, size]; None leaves the size as it is.
 
-    Another size is reached by bilinear interpolation, with antialiasing where it shrinks; one channel becomes
-    three by repetition, three become one by luminance.
+    Images are resized by bilinear interpolation, with antialiasing if they shrink. One channel becomes three by
+    repetition, three become one by luminance.
     """
     _, height, width, found = images.shape
     shape = (size or height, size or width)
@@ -28,7 +28,7 @@ def fit(images: Pixels, size: int | None, channels: int | None) -> Pixels:
         if found == 3 and channels == 1:
             part = (part @ _LUMINANCE).round().astype(np.uint8)[..., None]
         part = part.transpose(0, 3, 1, 2)
-        # the assignment repeats the one channel of a grey image as often as there is room for
+        # the assignment repeats the single channel of a grey image for every channel of the result
         out[start : start + _CHUNK] = part if shape == (height, width) else _resize(part, shape)
     return out
 
@@ -41,7 +41,7 @@ def _resize(images: Pixels, shape: tuple[int, int]) -> Pixels:
 
 
 def statistics(images: Pixels) -> tuple[list[float], list[float]]:
-    """Mean and deviation per channel of pixels as 0 to 1; summed as integers, so the same on every host."""
+    """Return mean and deviation per channel, of pixels from 0 to 1; integer sums make them equal on every host."""
     means, deviations = [], []
     for channel in range(images.shape[1]):
         counts = np.zeros(256, np.int64)

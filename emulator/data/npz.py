@@ -1,7 +1,7 @@
-"""A user's own data: one .npz file with x_train, y_train, x_test, y_test, or text_* in place of x_*.
+"""Reads a user's own data: one .npz file with x_train, y_train, x_test, y_test, or text_* in place of x_*.
 
-Nothing is ever unpickled, and nothing is unpacked before the archive's directory and each array's header agree on its
-size: a small file that unpacks to a disk's worth of zeros is refused unread.
+Nothing is ever unpickled. Nothing is unpacked before the archive's directory and each array's header agree on its size,
+so that a small file that would unpack to gigabytes of zeros is refused unread.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from fleetbed.profiles.errors import BadInput, HostCannot
 from fleetbed.profiles.files import open_regular, show_path
 
 WANTED = frozenset(f"{prefix}_{split}" for prefix in ("x", "text", "y") for split in SPLITS)
-#: images and texts pack a few times smaller; an array of one value may pack a thousand times, so a little is always let
+#: images and texts compress a few times; constant arrays a thousand times, so small ones are always allowed
 MOST_PACKED, ALWAYS_BYTES = 100, 64 << 20
-#: reading, converting and fitting hold so many times what is in the file at the worst moment
+#: the peak memory of reading and converting, in sizes of the unpacked file
 COPIES = 3
 
-# all that numpy, zipfile and the decompressor raise on a file that is damaged or is something else
+# all errors of numpy, zipfile and the decompressor on a file that is damaged or something else
 _UNREADABLE = (
     OSError,
     EOFError,
@@ -48,7 +48,7 @@ _UNREADABLE = (
 
 
 def read_npz(path: Path) -> Raw:
-    """Raise BadInput unless the file is whole and its arrays make a data set."""
+    """Read the data set; raise BadInput if the file is damaged or its arrays do not make a data set."""
     arrays = _arrays(path)
     prefix = "text" if "text_train" in arrays else "x"
     for split in SPLITS:
@@ -56,20 +56,20 @@ def read_npz(path: Path) -> Raw:
             if name not in arrays:
                 found = ", ".join(sorted(arrays)) or "nothing"
                 raise BadInput(
-                    f"{path}: there is no array {name}, only {found}; needed are x_train, y_train, x_test "
+                    f"{path}: there is no array {name}, only {found}; it needs x_train, y_train, x_test "
                     f"and y_test, or text_train and text_test in place of x_*."
                 )
         is_text = arrays[f"{prefix}_{split}"].dtype.kind == "U"
         if is_text != (prefix == "text"):
             kind = arrays[f"{prefix}_{split}"].dtype
-            raise BadInput(f"{path}: {prefix}_{split} is of type {kind}; x_* are images, text_* are unicode texts.")
+            raise BadInput(f"{path}: {prefix}_{split} has type {kind}; x_* are images, text_* are unicode texts.")
     x = {split: arrays[f"{prefix}_{split}"] for split in SPLITS}
     y = {split: arrays[f"y_{split}"] for split in SPLITS}
     return checked(x, y, str(path), prefix)
 
 
 def check_npz(path: Path) -> None:
-    """Raise BadInput unless the archive's directory and the headers make sense; the arrays themselves stay unread."""
+    """Raise BadInput unless the archive's directory and the headers make sense; do not read the arrays."""
     with _archive(path):
         pass
 
@@ -81,11 +81,11 @@ def _arrays(path: Path) -> dict[str, Array]:
 
 @contextmanager
 def _archive(path: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
-    """The archive and its arrays, checked; whatever is wrong with it until it is closed is BadInput."""
+    """Open and check the archive; turn every error until it is closed into BadInput."""
     with open_regular(path, "an .npz file", "data.name") as file:
         try:
             with warnings.catch_warnings(), zipfile.ZipFile(file) as archive:
-                warnings.simplefilter("ignore")  # of old header formats, which it reads all the same
+                warnings.simplefilter("ignore")  # about old header formats, which it can read
                 members = _members(archive, path)
                 for name, info in members.items():
                     with archive.open(info) as member:
@@ -94,25 +94,25 @@ def _archive(path: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.Zi
         except _UNREADABLE as error:
             if _is_single_array(path):
                 raise BadInput(
-                    f"{path} holds a single array; an .npz with x_train, y_train, x_test, y_test is needed."
+                    f"{path} contains a single array; an .npz with x_train, y_train, x_test, y_test is needed."
                 ) from error
             raise BadInput(
-                f"{path} cannot be read as an .npz file, it is damaged or something else: {in_one_line(error)}."
+                f"{path} cannot be read as an .npz file; it is damaged or something else: {in_one_line(error)}."
             ) from error
 
 
 def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
-    """The arrays in question as the archive's directory has them, refused if they cannot be what they say."""
+    """Return the directory entries of the wanted arrays; refuse entries that are not plausible."""
     found: dict[str, zipfile.ZipInfo] = {}
     for info in archive.infolist():
         name = info.filename.removesuffix(".npy")
         if name not in WANTED:
             continue
         if name in found:
-            raise BadInput(f"{show_path(path)}: the array {name} is there twice; save each array once.")
+            raise BadInput(f"{show_path(path)}: it contains the array {name} twice; save each array once.")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise BadInput(
-                f"{show_path(path)}: {name} is packed in a way that numpy does not write; save it with "
+                f"{show_path(path)}: {name} is compressed in a way that numpy does not use; save it with "
                 "np.savez or np.savez_compressed."
             )
         found[name] = info
@@ -121,26 +121,26 @@ def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]
     if unpacked > max(ALWAYS_BYTES, MOST_PACKED * packed):
         raise BadInput(
             f"{show_path(path)}: {packed >> 10} KiB would unpack to {unpacked >> 20} MiB, more than {MOST_PACKED} "
-            "times as much, which no data set does; save its arrays with np.savez."
+            "times as much, which no real data set does; save its arrays with np.savez."
         )
     free = host.available_bytes()
     if max(COPIES * unpacked, path.stat().st_size) > free:
         raise HostCannot(
-            f"{show_path(path)} has {path.stat().st_size >> 20} MiB and unpacks to {unpacked >> 20} MiB, and preparing "
-            f"that takes about {COPIES} times as much, but {free >> 20} MiB of memory are free; "
+            f"{show_path(path)} has {path.stat().st_size >> 20} MiB and unpacks to {unpacked >> 20} MiB; preparing it "
+            f"needs about {COPIES} times as much, but only {free >> 20} MiB of memory are free; "
             "save fewer samples, or uint8 instead of float pixels."
         )
     return found
 
 
 def _check_header(member: IO[bytes], info: zipfile.ZipInfo, name: str) -> None:
-    """The header must say what the archive says: numpy makes room for what it says before it reads on."""
+    """Check that header and archive agree on the size: numpy allocates what the header says before it reads on."""
     version = np.lib.format.read_magic(member)
     reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = reader(member)
     if dtype.hasobject:
         raise BadInput(
-            f"{name} holds pickled Python objects, which are never loaded because they can run code; "
+            f"{name} contains pickled Python objects, which are never loaded because they can run code; "
             f"save plain arrays (uint8 images, integer labels, unicode texts)."
         )
     elements: int = prod(shape)

@@ -1,11 +1,10 @@
-"""Who has which samples: each client gets a part of the training set and a matching part of the test set.
+"""Divides the data: each client gets a part of the training set and a matching part of the test set.
 
-The server's public samples are taken first, so that no client has them; the clients' training parts are
-disjoint. A client's test part has the label distribution of its training part. For `shards` it is made of
-test shards of the same labels; for the other kinds it is drawn from the whole test set in the proportions of
-the client's training labels and in proportion to its size, so the test parts of two clients may share
-samples, and those of a large fleet are not empty. Every draw is keyed by the seed and by what it is for: one
-seed gives one split on any host.
+The server's public samples are chosen first, so that no client has them; the clients' training parts are disjoint. A
+client's test part has the label distribution of its training part. For `shards` it consists of test shards of the same
+labels. For the other kinds it is drawn from the whole test set in the proportions of the client's training labels and
+in proportion to its size; so the test parts of two clients may share samples, and those of a large fleet are not empty.
+Every draw is keyed by the seed and its purpose: one seed gives one split on any host.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from fleetbed.emulator.randomness import numpy_rng
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Data, Partition
 
-_ATTEMPTS = 2_000  # of a Dirichlet draw; what fails so often would hardly ever succeed
-_MOST_CELLS = 30_000_000  # of clients times classes, in all draws together
-_EVEN = 1e6  # an alpha beyond it changes nothing: shares are equal to a thousandth, and numpy's draw may overflow
+_ATTEMPTS = 2_000  # at a Dirichlet draw; one that fails this often would hardly ever succeed
+_MOST_CELLS = 30_000_000  # clients times classes, in all draws together
+_EVEN = 1e6  # a larger alpha changes nothing: shares are equal to a thousandth, and numpy's draw may overflow
 
 
 def partition(labels_train: Indices, labels_test: Indices, classes: int, data: Data, clients: int, seed: int) -> Split:
-    """Deal the data out as `data.partition` says, or raise BadInput with what would make it possible."""
+    """Divide the data according to `data.partition`, or raise BadInput with a change that would make it possible."""
     settings = data.partition
     test: Sequence[Indices] | None = None
     if settings.kind == "file":
@@ -65,17 +64,17 @@ def partition(labels_train: Indices, labels_test: Indices, classes: int, data: D
 
 
 def _by_class(indices: Indices, labels: Indices, classes: int) -> list[Indices]:
-    """The indices of each class, in their order."""
+    """Return the indices of each class, in their original order."""
     own = labels[indices]
     ordered = indices[np.argsort(own, kind="stable")]
     return np.split(ordered, np.cumsum(np.bincount(own, minlength=classes))[:-1])
 
 
 def _public(labels: Indices, classes: int, count: int, rng: np.random.Generator) -> Indices:
-    """The server's samples, as evenly from the classes as they allow."""
+    """Choose the server's samples, as evenly from the classes as possible."""
     if count >= len(labels):
         raise BadInput(
-            f"data.public is {count}; the training set has {len(labels)} samples, of which clients need some."
+            f"data.public is {count}; the training set has {len(labels)} samples, and clients need some of them."
         )
     members = _by_class(np.arange(len(labels)), labels, classes)
     counts = balanced_counts([len(m) for m in members], count)
@@ -88,18 +87,18 @@ def _check_enough(samples: int, clients: int, data: Data) -> None:
         raise BadInput(
             f"data.partition.min_size is {data.partition.min_size}: {clients} clients need {needed} training "
             f"samples, but there are {samples}"
-            + (f" beside {data.public} public ones" if data.public else "")
-            + "; lower min_size, take fewer clients or more data."
+            + (f" besides {data.public} public ones" if data.public else "")
+            + "; lower min_size, or use fewer clients or more data."
         )
 
 
 def _dirichlet(members: list[Indices], settings: Partition, clients: int, rng: np.random.Generator) -> list[Indices]:
-    """For each class a Dirichlet draw of shares; drawn again until the smallest client has its minimum."""
+    """Draw Dirichlet shares for each class, and repeat until the smallest client has its minimum."""
     sizes = [len(m) for m in members]
     if (cells := clients * len(sizes)) > _MOST_CELLS:
         raise BadInput(
             f"data.partition: {clients} clients times {len(sizes)} classes are {cells} shares to draw, but at most "
-            f"{_MOST_CELLS} are possible; take fewer clients."
+            f"{_MOST_CELLS} are possible; use fewer clients."
         )
     attempts = min(_ATTEMPTS, max(10, _MOST_CELLS // cells))
     best = 0
@@ -113,7 +112,7 @@ def _dirichlet(members: list[Indices], settings: Partition, clients: int, rng: n
         raise BadInput(
             f"data.partition: in {attempts} Dirichlet draws with alpha {settings.alpha:g} the smallest of "
             f"{clients} clients had at most {best} training samples, but min_size is {settings.min_size}; "
-            "raise alpha, lower min_size, or take fewer clients or more data."
+            "raise alpha, lower min_size, or use fewer clients or more data."
         )
     parts = [np.split(rng.permutation(m), np.cumsum(row)[:-1]) for m, row in zip(members, counts, strict=True)]
     return [np.concatenate([of_class[k] for of_class in parts]) for k in range(clients)]
@@ -122,10 +121,10 @@ def _dirichlet(members: list[Indices], settings: Partition, clients: int, rng: n
 def _dirichlet_counts(
     sizes: list[int], alpha: float, clients: int, rng: np.random.Generator
 ) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """[class, client] counts. A client that holds its even share already gets nothing more.
+    """Draw [class, client] counts. A client that already has an even share of all samples gets no more.
 
-    This is usually written as a draw over all clients, where the shares of such clients are set to zero and
-    the rest renormalised. A draw over the rest alone has the same distribution and never divides by zero.
+    This is usually written as a draw over all clients, in which the shares of such clients are set to zero and the rest
+    are renormalised. A draw over the rest alone has the same distribution and never divides by zero.
     """
     even = sum(sizes) / clients
     counts = np.zeros((len(sizes), clients), np.int64)
@@ -136,14 +135,14 @@ def _dirichlet_counts(
         takers = np.flatnonzero(held < even)
         shares = rng.dirichlet(np.full(len(takers), min(alpha, _EVEN)))
         cuts = np.minimum(np.cumsum(shares) * size, size).astype(np.int64)
-        cuts[-1] = size  # whatever rounding left over
+        cuts[-1] = size  # includes what rounding left over
         row[takers] = np.diff(cuts, prepend=0)
         held += row
     return counts
 
 
 def _shard_labels(classes: int, each: int, clients: int, rng: np.random.Generator) -> Indices:
-    """[client, shard] labels: a shuffled list with every class equally often; a client may get one twice."""
+    """Draw [client, shard] labels from a list that has every class equally often; a client may get one twice."""
     if each > classes:
         raise BadInput(f"data.partition.classes_per_client is {each}; the data has {classes} classes.")
     per_class, rest = divmod(each * clients, classes)
@@ -151,7 +150,7 @@ def _shard_labels(classes: int, each: int, clients: int, rng: np.random.Generato
         step = classes // np.gcd(classes, each)
         raise BadInput(
             f"data.partition: {clients} clients with classes_per_client {each} are {each * clients} shards, "
-            f"which {classes} classes cannot share evenly; take a multiple of {step} clients, "
+            f"which do not divide evenly among {classes} classes; use a multiple of {step} clients, "
             "or another classes_per_client."
         )
     labels = np.repeat(np.arange(classes), per_class)
@@ -159,13 +158,13 @@ def _shard_labels(classes: int, each: int, clients: int, rng: np.random.Generato
 
 
 def _deal_shards(members: list[Indices], owned: Indices, rng: np.random.Generator) -> list[Indices]:
-    """Cut each class into as many shards as `owned` names it, and give every client those of its labels."""
+    """Cut each class into as many shards as it occurs in `owned`, and give every client those of its labels."""
     shards = [iter(np.array_split(rng.permutation(m), np.count_nonzero(owned == c))) for c, m in enumerate(members)]
     return [np.concatenate([next(shards[label]) for label in row]) for row in owned]
 
 
 def _matching(label_counts: Indices, share: float, members: list[Indices], rng: np.random.Generator) -> Indices:
-    """Test samples in the proportions of a client's training labels, `share` of them per training sample."""
+    """Draw test samples in the proportions of a client's training labels, `share` of them per training sample."""
     total = int(label_counts.sum())
     size = max(1, round(total * share))
     exact = label_counts * (size / max(total, 1))
@@ -183,7 +182,7 @@ def _from_file(
     content = read_split_file(data.partition.file, len(labels_train), len(labels_test), clients)
     if data.public != len(content.public):
         raise BadInput(
-            f"data.public is {data.public}, but public of {data.partition.file} lists {len(content.public)} "
+            f"data.public is {data.public}, but public in {data.partition.file} lists {len(content.public)} "
             f"samples; both must be the same."
         )
     train = [np.array(part, np.int64) for part in content.train]
@@ -196,11 +195,11 @@ def _check_parts(train: Sequence[Indices], test: Sequence[Indices], settings: Pa
         if len(part) < settings.min_size:
             raise BadInput(
                 f"data.partition: client {k} would have {len(part)} training samples, but min_size is "
-                f"{settings.min_size}; lower min_size, take fewer clients or more data."
+                f"{settings.min_size}; lower min_size, or use fewer clients or more data."
             )
     for k, part in enumerate(test):
         if len(part) == 0:
             raise BadInput(
-                f"data.partition: client {k} would have no test sample, for the test set has too few of its "
-                f"labels; take fewer clients, or more test data."
+                f"data.partition: client {k} would have no test sample, because the test set has too few of its "
+                f"labels; use fewer clients, or more test data."
             )

@@ -1,4 +1,4 @@
-"""A picture of who has what: one column per client, one row per class, and the size of every client above."""
+"""Draws a partition: one column per client, one row per class, and the size of each client above."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from fleetbed.profiles.yaml_text import plain
 
-_TRAIN, _TEST = "#0072b2", "#e69f00"  # of the Okabe-Ito palette, told apart by every kind of colour vision
-_NUMBERS_UP_TO = 16  # clients and classes; with more of them the numbers in the cells could not be read
+_TRAIN, _TEST = "#0072b2", "#e69f00"  # from the Okabe-Ito palette, distinct in every kind of colour vision
+_NUMBERS_UP_TO = 16  # clients and classes; with more, the numbers in the cells would be unreadable
 
 
 def draw_partition(train: NDArray[np.int64], test: NDArray[np.int64], path: Path, title: str, subtitle: str) -> None:
@@ -27,7 +27,7 @@ def draw_partition(train: NDArray[np.int64], test: NDArray[np.int64], path: Path
     figure = Figure((width, height + 3), dpi=110, layout="constrained")
     sizes, cells = figure.subplots(2, 1, sharex=True, height_ratios=[1.7, height])
     fitting = textwrap.shorten(plain(title), int(10 * width), placeholder=" ...")
-    # both are of the user's words, in which a dollar sign is no formula
+    # both are the user's text, in which a dollar sign does not start a formula
     figure.suptitle(fitting, x=0.01, ha="left", fontsize=13, fontweight="bold", parse_math=False)
     sizes.set_title(plain(subtitle), loc="left", fontsize=9, color="#444444", parse_math=False)
     _draw_sizes(sizes, train, test)
@@ -48,7 +48,7 @@ def _draw_sizes(axes: Any, train: NDArray[np.int64], test: NDArray[np.int64]) ->
 def _draw_cells(figure: Figure, axes: Any, counts: NDArray[np.int64]) -> None:
     clients, classes = counts.shape
     most = max(int(counts.max()), 2)
-    # logarithmic, for a client often has one sample of a class and a thousand of another; none stays white
+    # logarithmic, because a client often has one sample of a class and a thousand of another; none stays white
     blues = ListedColormap(colormaps["Blues"](np.linspace(0.2, 1, 256)))
     mesh = axes.pcolormesh(
         np.arange(clients),
@@ -57,7 +57,7 @@ def _draw_cells(figure: Figure, axes: Any, counts: NDArray[np.int64]) -> None:
         cmap=blues,
         norm=LogNorm(1, most),
         edgecolors="white",
-        linewidth=0.3 if clients <= 100 else 0,  # with more the lines would cover the cells
+        linewidth=0.3 if clients <= 100 else 0,  # with more clients the lines would cover the cells
         shading="nearest",
     )
     axes.set_xlabel("client")

@@ -1,4 +1,4 @@
-"""A data set as it was read, before it is made fit for training, and what must hold of it."""
+"""A data set as read from its files, before it is prepared for training, and the checks of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPLITS: tuple[SplitName, SplitName] = ("train", "test")
 
 
 def in_one_line(error: Exception) -> str:
-    """An error's own words, fit to stand inside a sentence."""
+    """Return the text of an error on one line, for use inside a sentence."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -35,7 +35,7 @@ class Raw:
 
 
 def checked(x: dict[SplitName, Array], y: dict[SplitName, Array], where: str, prefix: str = "x") -> Raw:
-    """Raise BadInput unless samples and labels fit together; `where` and `prefix` name them in it."""
+    """Return the data set; raise BadInput unless samples and labels match. `where` and `prefix` name them in it."""
     samples = {split: _samples(x[split], f"{where}: {prefix}_{split}") for split in SPLITS}
     labels = {split: _labels(y[split], f"{where}: y_{split}") for split in SPLITS}
     for split in SPLITS:
@@ -68,7 +68,7 @@ def _with_channels(array: Array, name: str) -> Array:
     if array.ndim != 4 or array.shape[3] not in (1, 3) or 0 in array.shape:
         hint = ""
         if array.ndim == 4 and array.shape[1] in (1, 3):
-            hint = f"; for channels in second place save {name.rpartition(' ')[2]}.transpose(0, 2, 3, 1)"
+            hint = f"; if the channels come second, save {name.rpartition(' ')[2]}.transpose(0, 2, 3, 1)"
         raise BadInput(
             f"{name} has shape {array.shape}; images must be (samples, height, width) or "
             f"(samples, height, width, channels) with 1 or 3 channels{hint}."
@@ -81,12 +81,12 @@ def _pixels(array: Array, name: str) -> Array:
         return array
     if array.dtype.kind == "f":
         low, high = float(array.min()), float(array.max())
-        if not (low >= 0.0 and high <= 1.0):  # so written that NaN is refused too
+        if not (low >= 0.0 and high <= 1.0):  # written this way so that NaN is refused too
             raise BadInput(f"{name} has values from {low:g} to {high:g}; floating point pixels must be 0 to 1.")
         pixels: Array = (array * 255.0).round().astype(np.uint8)
         return pixels
     raise BadInput(
-        f"{name} is of type {array.dtype}; allowed are uint8 pixels, floating point pixels from 0 to 1, "
+        f"{name} has type {array.dtype}; allowed are uint8 pixels, floating point pixels from 0 to 1, "
         "and texts as unicode."
     )
 
@@ -95,7 +95,7 @@ def _labels(array: Array, name: str) -> Array:
     if array.ndim != 1 or len(array) == 0:
         raise BadInput(f"{name} has shape {array.shape}; labels must be one integer for each sample.")
     if array.dtype.kind not in "iu":
-        raise BadInput(f"{name} is of type {array.dtype}; labels must be integers from 0.")
+        raise BadInput(f"{name} has type {array.dtype}; labels must be integers from 0.")
     wrong = np.flatnonzero((array < 0) | (array > np.iinfo(np.int32).max))
     if len(wrong):
         raise BadInput(f"{name}[{wrong[0]}] is {array[wrong[0]]}; labels must be integers from 0 to classes - 1.")
@@ -103,7 +103,7 @@ def _labels(array: Array, name: str) -> Array:
 
 
 def _classes(labels: dict[SplitName, Array], where: str) -> int:
-    """The classes are those of the training labels, which must be numbered without gaps."""
+    """Return the number of classes in the training labels, which must be numbered without gaps."""
     present = np.unique(labels["train"])
     classes = len(present)
     if classes > MOST_CLASSES:
@@ -113,7 +113,7 @@ def _classes(labels: dict[SplitName, Array], where: str) -> int:
     if present[-1] != classes - 1:
         missing = int(np.flatnonzero(present != np.arange(classes))[0])
         raise BadInput(
-            f"{where}: y_train has {classes} different labels up to {present[-1]} and none is {missing}; "
+            f"{where}: y_train has {classes} different labels up to {present[-1]}, but not {missing}; "
             "labels must be 0 to classes - 1 without gaps."
         )
     beyond = np.flatnonzero(labels["test"] >= classes)

@@ -1,4 +1,4 @@
-"""From the name of a data set to its arrays: the shipped one, those of torchvision, or a user's .npz."""
+"""Finds the arrays of a data set by its name: the shipped one, those of torchvision, or a user's .npz."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fleetbed.profiles.files import open_regular, reason, show_path, user_path
 from fleetbed.profiles.folders import data_folder
 
 SHIPPED = "fashion-mini"
-SHIPPED_TITLE = "a part of Fashion-MNIST with equal classes, 10 classes of clothes"
+SHIPPED_TITLE = "a part of Fashion-MNIST, 10 classes of clothes of equal size"
 SHIPPED_FILE = Path(__file__).with_name("fashion-mini.npz")
 _PIECE_BYTES = 1 << 20
 _SETTLED_NS = 2_000_000_000
@@ -27,18 +27,18 @@ _SETTLED_NS = 2_000_000_000
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set comes from. `identity` is a digest of the files' content, wherever they are."""
+    """Where a data set comes from. `identity` is a digest of the files' content, independent of their location."""
 
     title: str
     identity: str
     load: Callable[[], Raw]
 
 
-def find(data: Data) -> Source:
-    """The source that `data.name` means; a set of torchvision is downloaded here where that is asked for."""
+def find_source(data: Data) -> Source:
+    """Return the source that `data.name` refers to; download a set of torchvision if `data.download` is true."""
     if data.name.endswith(".npz") or "/" in data.name:
         path = user_path(data.name, "data.name")
-        check_npz(path)  # or a file that is something else would be hashed first, whatever its size
+        check_npz(path)  # first, so that a file that is something else is not hashed, however large it is
         return Source(str(path), digest(path, "an .npz file"), lambda: read_npz(path))
     if data.name == SHIPPED:
         return Source(SHIPPED, digest(SHIPPED_FILE), lambda: read_npz(SHIPPED_FILE))
@@ -49,7 +49,7 @@ def find(data: Data) -> Source:
 
 
 def root_of(data: Data) -> Path:
-    """Where the files of torchvision's sets are, or are downloaded to."""
+    """Return the folder that torchvision's sets are in, or are downloaded to."""
     return user_path(data.root, "data.root") if data.root else data_folder() / "torchvision"
 
 
@@ -60,7 +60,7 @@ def _torchvision(data: Data) -> Source:
     if missing and not data.download:
         raise BadInput(
             f"data.name: {name} is not in {root} ({missing} is missing); "
-            f"set data.download=true to download it, or data.root to the folder that has it."
+            f"set data.download=true to download it, or data.root to the folder that contains it."
         )
     if missing:
         torchvision_sets.download(name, root)
@@ -69,7 +69,7 @@ def _torchvision(data: Data) -> Source:
 
 
 def digest(path: Path, wanted: str = "a data file") -> str:
-    """A hash of the file's content: neither its size nor its time need change when another takes its place."""
+    """Return a hash of the file's content, because a replaced file may have the same size and time."""
     with open_regular(path, wanted, "data.name") as file:
         try:
             state = os.fstat(file.fileno())
@@ -82,9 +82,9 @@ _known: dict[tuple[int, ...], str] = {}
 
 
 def _hashed(file: BinaryIO, state: tuple[int, ...]) -> str:
-    """Once a process for each state of a file: its time of change is the kernel's, nobody can set it back.
+    """Hash each state of a file once per process: the kernel sets its change time, which no user can set back.
 
-    It is coarse, though: a file that has just changed may change again without a new one.
+    The change time is coarse: a file that has just changed may change again with the same time, and is not remembered.
     """
     if state in _known:
         return _known[state]

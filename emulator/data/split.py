@@ -1,4 +1,4 @@
-"""A split of the data among clients, and the JSON file of one: what a run stores and a user may bring."""
+"""A split of the data among clients, and its JSON file, which a run stores and a user may supply."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Split:
-    """Indices into the training and the test set, sorted: one array per client, and the server's own."""
+    """Sorted indices into the training and the test set: one array per client, and the server's own."""
 
     train: tuple[Indices, ...]
     test: tuple[Indices, ...]
@@ -26,7 +26,7 @@ class Split:
 
     @classmethod
     def from_json(cls, text: bytes) -> Split:
-        """What `to_json` wrote; a user's file goes through `read_split_file`, which checks it."""
+        """Read what `to_json` wrote; `read_split_file` reads and checks a user's file."""
         content = msgspec.json.decode(text, type=SplitFile)
         return cls(
             train=tuple(np.array(part, np.int64) for part in content.train),
@@ -45,7 +45,7 @@ class Split:
 
 
 class SplitFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file's content. Without `test` the test parts are drawn to match."""
+    """The content of the file. Without `test`, matching test parts are drawn."""
 
     train: list[list[int]]
     test: list[list[int]] | None = None
@@ -53,7 +53,7 @@ class SplitFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_split_file(name: str, train_size: int, test_size: int, clients: int) -> SplitFile:
-    """Raise BadInput unless every index exists and no training sample belongs to two."""
+    """Read the file; raise BadInput unless every index exists and each training sample has one owner."""
     path = user_path(name, "data.partition.file")
     text = read_regular(path, "a partition file", MAX_BYTES, "data.partition.file")
     try:
@@ -62,7 +62,7 @@ def read_split_file(name: str, train_size: int, test_size: int, clients: int) ->
         raise BadInput(
             f"{path} is not a partition file: {in_one_line(error)}; it must be JSON as "
             '{"train": [[indices of client 0], ...], "test": [...], "public": [...]}, '
-            "of which test and public may be left out."
+            "where test and public are optional."
         ) from error
     for key, parts in (("train", content.train), ("test", content.test)):
         if parts is not None and len(parts) != clients:
@@ -76,8 +76,8 @@ def read_split_file(name: str, train_size: int, test_size: int, clients: int) ->
         for index in part:
             if index in owners:
                 raise BadInput(
-                    f"{path}: {key} has the sample {index}, which {owners[index]} has already; "
-                    f"a training sample may be listed once."
+                    f"{path}: {key} has the sample {index}, which {owners[index]} already has; "
+                    f"a training sample may be listed only once."
                 )
             owners[index] = key
     for k, part in enumerate(content.test or []):

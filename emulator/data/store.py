@@ -1,7 +1,7 @@
-"""Data made fit for training once and kept as plain .npy files, which every client maps into memory.
+"""Prepares data for training once, and stores it as plain .npy files, which every client maps into memory.
 
-A prepared folder holds x_train, y_train, x_test and y_test as .npy, and meta.json. Its name carries a hash of
-the source's state and of every setting that shapes it, so what is there is never out of date.
+A prepared folder contains x_train, y_train, x_test and y_test as .npy, and meta.json. Its name includes a hash of the
+source's content and of every setting that affects the arrays, so that it is never out of date.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import numpy as np
 from fleetbed.emulator.data import images, text
 from fleetbed.emulator.data.balance import balanced_counts
 from fleetbed.emulator.data.raw import SPLITS, Array, Raw, SplitName
-from fleetbed.emulator.data.sources import find
+from fleetbed.emulator.data.sources import find_source
 from fleetbed.emulator.machine import host
 from fleetbed.profiles.errors import BadInput, HostCannot
 from fleetbed.profiles.experiment import Data, Partition
 from fleetbed.profiles.folders import cache_folder
 
-FORMAT = 1  # goes into the hash: raise it when the files change their meaning
+FORMAT = 1  # part of the hash: increase it when the meaning of the files changes
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """meta.json: what the arrays are. `shape` is of one sample, `vocabulary` counts token numbers."""
+    """The content of meta.json. `shape` is that of one sample, `vocabulary` is the number of token numbers."""
 
     source: str
     key: str
@@ -42,16 +42,16 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, int]  # bytes of each
 
 
-def prepare(data: Data) -> Path:
-    """The folder with this data in the user's cache; made when it is not there or not whole."""
-    source = find(data)
+def prepare_dataset(data: Data) -> Path:
+    """Return the folder with this data in the user's cache; write it if it is missing or incomplete."""
+    source = find_source(data)
     key = _key(data, source.identity)
     folder = cache_folder() / "data" / f"{Path(source.title).stem[:60]}-{key}"
     if not is_whole(folder):
         raw = source.load()
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            # beside the target, since only a rename within one file system is atomic
+            # next to the target, because only a rename within one file system is atomic
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
                 made = Path(scratch) / "data"
                 made.mkdir()
@@ -60,7 +60,7 @@ def prepare(data: Data) -> Path:
         except OSError as error:
             raise HostCannot(
                 f"prepared data cannot be written to {folder.parent}: {error.strerror}; "
-                f"make room there, or set XDG_CACHE_HOME to a folder that has it."
+                f"free some space there, or set XDG_CACHE_HOME to a folder with enough."
             ) from error
     return folder
 
@@ -81,14 +81,14 @@ def is_whole(folder: Path) -> bool:
 
 
 def _key(data: Data, identity: str) -> str:
-    # who has which samples, and how the files came here, do not change the arrays
+    # the partition and the origin of the files do not change the arrays
     settings = msgspec.structs.replace(data, name="", root=None, download=False, public=0, partition=Partition())
     content = f"{FORMAT}\n{identity}\n".encode() + msgspec.json.encode(settings, order="sorted")
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 def _put(made: Path, folder: Path) -> None:
-    """Move a finished folder to its place. Whoever comes second uses what the first one put there."""
+    """Move a finished folder to its final path. If another process was faster, use its folder."""
     if folder.exists() and not is_whole(folder):
         shutil.rmtree(folder)
     try:
@@ -113,8 +113,8 @@ def _write(folder: Path, data: Data, raw: Raw, title: str, key: str) -> None:
         vocabulary = text.FIRST_WORD + len(known)
         x = {split: text.encode(x[split].tolist(), known, data.tokens) for split in SPLITS}
     else:
-        _check_room(x, data)
-        x = {split: images.fit(x[split], data.image_size, data.channels) for split in SPLITS}
+        _check_memory(x, data)
+        x = {split: images.convert_images(x[split], data.image_size, data.channels) for split in SPLITS}
         mean, std = images.statistics(x["train"])
     files: dict[str, int] = {}
     for split in SPLITS:
@@ -137,7 +137,7 @@ def _write(folder: Path, data: Data, raw: Raw, title: str, key: str) -> None:
 
 
 def _first(raw: Raw, split: SplitName, limit: int | None) -> Array | slice:
-    """The first samples of each class, as evenly as the classes allow, in stored order."""
+    """Select the first samples of each class, as evenly as possible, in stored order."""
     labels = raw.y[split]
     if limit is None:
         return slice(None)
@@ -151,12 +151,12 @@ def _first(raw: Raw, split: SplitName, limit: int | None) -> Array | slice:
     return np.sort(np.concatenate([np.flatnonzero(labels == c)[:count] for c, count in enumerate(counts)]))
 
 
-def _check_room(x: dict[SplitName, Array], data: Data) -> None:
-    """Refuse images that would not find room in memory at the size that is asked for."""
+def _check_memory(x: dict[SplitName, Array], data: Data) -> None:
+    """Refuse images that would not fit into memory at the requested size."""
     _, height, width, channels = x["train"].shape
     pixels = (data.channels or channels) * (data.image_size or height) * (data.image_size or width)
     needed, free = pixels * sum(map(len, x.values())), host.available_bytes()
-    if 2 * needed > free:  # all clients share it, and need memory of their own
+    if 2 * needed > free:  # all clients share the images, but also need memory of their own
         raise HostCannot(
             f"data.image_size: {sum(map(len, x.values()))} images of {pixels} bytes are {needed >> 20} MiB, more than "
             f"half of the {free >> 20} MiB of memory that are free; lower data.image_size, data.train_limit or "
@@ -168,5 +168,5 @@ def _refuse_image_settings(data: Data) -> None:
     for name in ("image_size", "channels", "augment"):
         if getattr(data, name):
             raise BadInput(
-                f"data.{name} is {getattr(data, name)!r}, but {data.name} holds texts; it is for images only."
+                f"data.{name} is {getattr(data, name)!r}, but {data.name} contains texts; it is for images only."
             )

@@ -1,4 +1,4 @@
-"""Texts to rows of token numbers. The vocabulary comes from the training split alone."""
+"""Converts texts to rows of token numbers. The vocabulary comes from the training split alone."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _WORD = re.compile(r"\w+(?:'\w+)*")
 
 
 def words(text: str) -> list[str]:
-    """Lower-case runs of letters and digits; an apostrophe inside a word belongs to it."""
+    """Return the runs of letters and digits, in lower case; an apostrophe inside a word belongs to it."""
     return _WORD.findall(text.lower())
 
 
 def vocabulary(texts: Iterable[str], size: int) -> list[str]:
-    """The `size` most frequent words, ties in alphabetical order; word i has the number FIRST_WORD + i."""
+    """Return the `size` most frequent words, ties in alphabetical order; word i has the number FIRST_WORD + i."""
     counts = Counter(word for text in texts for word in words(text))
     return sorted(counts, key=lambda word: (-counts[word], word))[:size]
 
 
 def encode(texts: Sequence[str], known: Sequence[str], tokens: int) -> NDArray[np.int32]:
-    """One row per text, cut to `tokens` words or padded at the end."""
+    """Return one row per text, cut to `tokens` words or padded at the end."""
     number = {word: FIRST_WORD + i for i, word in enumerate(known)}
     rows = np.full((len(texts), tokens), PADDING, np.int32)
     for row, text in zip(rows, texts, strict=True):

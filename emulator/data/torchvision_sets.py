@@ -1,4 +1,4 @@
-"""The data sets that torchvision reads and downloads: which files they are, and their arrays."""
+"""The data sets that torchvision reads and downloads: their files and their arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fleetbed.profiles.files import is_file
 
 @dataclass(frozen=True)
 class Known:
-    """A set of torchvision: the class that reads it and the files that the class looks for below its root."""
+    """A set of torchvision: the class that reads it, and the files that the class expects below its root."""
 
     reader: str
     title: str
@@ -25,7 +25,7 @@ class Known:
     classes: int = 10
 
     def missing(self, root: Path) -> str | None:
-        """The first file that is not there, if any."""
+        """Return the first missing file, if any."""
         return next((file for file in self.files if not is_file(root / file, "data.root")), None)
 
 
@@ -63,7 +63,7 @@ def download(name: str, root: Path) -> None:
     except (OSError, RuntimeError) as error:  # no network, no space, or a file with another checksum
         raise HostCannot(
             f"{name} could not be downloaded to {root}: {in_one_line(error)}; "
-            f"put its files there by hand, or set data.root to the folder that has them."
+            f"copy its files there by hand, or set data.root to the folder that contains them."
         ) from error
 
 
@@ -79,7 +79,7 @@ def load(name: str, root: Path) -> Raw:
     except damaged as error:
         raise BadInput(
             f"the files of {name} in {root} are damaged: {in_one_line(error)}; "
-            f"delete them and set data.download=true to get them again."
+            f"delete them and set data.download=true to download them again."
         ) from error
     if name == "svhn":
         x = {split: array.transpose(0, 2, 3, 1) for split, array in x.items()}
@@ -87,7 +87,7 @@ def load(name: str, root: Path) -> Raw:
 
 
 def _open(name: str, root: Path, split: SplitName, *, download: bool) -> Any:
-    from fleetbed.models.families.vision import torchvision  # takes a second, and only these sets need it
+    from fleetbed.models.families.vision import torchvision  # slow to import, and only these sets need it
 
     reader = getattr(torchvision.datasets, KNOWN[name].reader)
     choice = {"split": split} if name == "svhn" else {"train": split == "train"}

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from fleetbed.emulator.algorithms import load_method
-from fleetbed.emulator.data import Dataset, Split, open_dataset, partition, prepare
+from fleetbed.emulator.data import Dataset, Split, open_dataset, partition, prepare_dataset
 from fleetbed.emulator.engine.guarded import make_guarded
 from fleetbed.emulator.machine.capacity import check_model
 from fleetbed.emulator.method.algorithm import Algorithm, Client
@@ -88,7 +88,7 @@ def lay_out(config: RunConfig, search: Sequence[Path]) -> Layout:
         model.check_variant(config.algorithm.variant)
     check_assign(config.model, model, len(specs))
     check_policy(experiment.participation, config.policy, len(specs))
-    folder = prepare(experiment.data)
+    folder = prepare_dataset(experiment.data)
     dataset = open_dataset(folder)
     model.check_input(dataset.spec)
     check_model(model, dataset.spec)

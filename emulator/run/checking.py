@@ -1,7 +1,7 @@
-"""Everything that an experiment names, looked at piece by piece, so that all of its mistakes are found at once.
+"""Checks an experiment piece by piece, so that all of its mistakes are found at once.
 
-A run is refused by the first mistake that `lay_out` meets; here the same pieces are tried one by one, and only if they
-are all right the runs are laid out as a whole.
+`lay_out` refuses a run at its first mistake. Here the same pieces are tried one by one, and the runs are laid out as a
+whole only if every piece is right.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from torch import Tensor
 
 from fleetbed.emulator.algorithms import load_method
-from fleetbed.emulator.data import open_dataset, prepare
+from fleetbed.emulator.data import open_dataset, prepare_dataset
 from fleetbed.emulator.data.sources import root_of
 from fleetbed.emulator.data.torchvision_sets import KNOWN
 from fleetbed.emulator.engine.layout import check_assign, check_method, lay_out, stand_ins
@@ -33,7 +33,7 @@ from fleetbed.profiles.types import ClientSpec
 
 
 def check_experiment(experiment: Experiment, search: Sequence[Path], mistakes: Mistakes) -> list[str]:
-    """Note what does not exist or does not go together; gives remarks on what this host lacks."""
+    """Note everything that is missing or does not fit together; return remarks on what this host lacks."""
     attempt = mistakes.attempt
     specs = attempt(lambda: clients_of(load_fleet(experiment.fleet, search, "fleet"), search, experiment.fleet))
     attempt(lambda: load_device(experiment.server.device, search, "server.device"))
@@ -83,7 +83,7 @@ def _check_model(choice: Model, specs: Sequence[ClientSpec] | None, mistakes: Mi
 
 
 def _check_clients(experiment: Experiment, specs: Sequence[ClientSpec], mistakes: Mistakes) -> None:
-    """What depends on how many there are: policies, traces."""
+    """Check the policies and traces, which depend on the number of clients."""
     for policy in experiment.policies:
         mistakes.attempt(lambda p=policy: check_policy(experiment.participation, p, len(specs)))  # type: ignore[misc]
     mistakes.attempt(lambda: load_presence(experiment, len(specs)))
@@ -105,7 +105,7 @@ def _check_methods(
             clients=tuple(stand_ins(whole, assigned)),
             training=experiment.training,
             rounds=experiment.rounds,
-            public=_Promised(experiment.data.public) if experiment.data.public else None,
+            public=_CountedSamples(experiment.data.public) if experiment.data.public else None,
         )
         method = mistakes.attempt(lambda n=number, c=choice, k=context: load_method(c, k, f"algorithms.{n}"))  # type: ignore[misc]
         for config in [c for c in _representatives(experiment) if c.algorithm is choice and method is not None]:
@@ -118,7 +118,7 @@ def _check_methods(
 
 
 def _representatives(experiment: Experiment) -> Iterator[RunConfig]:
-    """Every method under every policy, and every seed, without all of their combinations."""
+    """Yield runs with every method under every policy, and with every seed, but not all combinations."""
     first_seed, first, policy = experiment.seeds[0], experiment.algorithms[0], experiment.policies[0]
     for config in runs(experiment):
         if config.seed == first_seed or (config.algorithm is first and config.policy is policy):
@@ -126,8 +126,8 @@ def _representatives(experiment: Experiment) -> Iterator[RunConfig]:
 
 
 @dataclass(frozen=True)
-class _Promised:
-    """The server's samples, of which only the number is known."""
+class _CountedSamples:
+    """Stands for the server's samples while only their number is known."""
 
     count: int
 
@@ -139,11 +139,11 @@ class _Promised:
 
 
 def _missing(data: Data) -> list[str]:
-    """A set that has a name but is not on this host: nothing is downloaded to check an experiment."""
+    """Return a remark if a named data set is not on this host: a check downloads nothing."""
     known = KNOWN.get(data.name)
     if known is None or known.missing(root_of(data)) is None:
         return []
-    return [f"{data.name} is not in {root_of(data)}, so how its samples are dealt out was not checked"]
+    return [f"{data.name} is not in {root_of(data)}, so the partition of its samples was not checked"]
 
 
 def _known_spec(data: Data) -> InputSpec:
@@ -153,4 +153,4 @@ def _known_spec(data: Data) -> InputSpec:
 
 
 def _spec(data: Data) -> InputSpec:
-    return open_dataset(prepare(data)).spec
+    return open_dataset(prepare_dataset(data)).spec

@@ -1,4 +1,4 @@
-"""Whether clients can meet a deadline, told before the run: who cannot, and what would help."""
+"""Predicts before a run which clients cannot meet the deadline, and what would help."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from fleetbed.emulator.engine.layout import Layout
 from fleetbed.emulator.engine.participant import Participant
 from fleetbed.emulator.method.algorithm import Assignment
-from fleetbed.emulator.run.fitting import fit
+from fleetbed.emulator.run.fitting import choose_variants
 from fleetbed.emulator.run.preparation import Fresh
 from fleetbed.emulator.timeline.network import transfer_s
 from fleetbed.emulator.wire import codec
@@ -21,7 +21,7 @@ from fleetbed.profiles.errors import BadInput
 
 
 def check_deadline(layout: Layout, prepared: Fresh) -> None:
-    """A deadline that nobody can meet is refused: even the fastest client needs its download and its first steps."""
+    """Refuse a deadline that is too short even for the download and the first steps of the fastest client."""
     deadline_s = _deadline_s(layout)
     if deadline_s is None:
         return
@@ -39,8 +39,8 @@ def check_deadline(layout: Layout, prepared: Fresh) -> None:
         )
 
 
-def out_of_reach(layout: Layout, prepared: Fresh) -> list[str]:
-    """A sentence for each kind of device of which no client can meet the deadline by plan, alone on the links."""
+def missed_deadlines(layout: Layout, prepared: Fresh) -> list[str]:
+    """Return a sentence for each kind of device whose clients all miss the deadline by plan, even with idle links."""
     deadline_s = _deadline_s(layout)
     if deadline_s is None:
         return []
@@ -54,30 +54,33 @@ def out_of_reach(layout: Layout, prepared: Fresh) -> list[str]:
             continue
         when = "" if min(at_first) > deadline_s else " after the first round"
         found.append(
-            f"no client of {kind} ({len(members)} of {len(prepared.participants)}) can meet deadline_s "
+            f"no client on {kind} ({len(members)} of {len(prepared.participants)}) can meet deadline_s "
             f"{deadline_s:g}{when}: they need {_range(at_most)} s of device time; "
-            + help_for(layout, prepared, kind, max(at_most))
+            + deadline_advice(layout, prepared, kind, max(at_most))
         )
     return found
 
 
-def help_for(layout: Layout, prepared: Fresh, kind: str, needed_s: float | None) -> str:
-    """What to change so that all clients of a kind, which need so long at most, meet the deadline; None: for ever."""
+def deadline_advice(layout: Layout, prepared: Fresh, kind: str, needed_s: float | None) -> str:
+    """Suggest changes with which all clients of a kind meet the deadline.
+
+    `needed_s` is the longest time that any of them needs; None if it never finishes.
+    """
     policy = layout.config.policy
     ways = [] if needed_s is None else [f"set deadline_s to {_rounded(needed_s, math.ceil)} or more"]
     if (budget := _budget(layout, prepared, kind)) is not None:
         ways.append(budget)
     if not policy.partial:
         ways.append("set partial to true")
-    return ", or ".join(ways or ["their links or devices are too slow for it"])
+    return ", or ".join(ways or ["their links or devices are too slow for this deadline"])
 
 
 def _budget(layout: Layout, prepared: Fresh, kind: str) -> str | None:
-    """The limit on a round's time under which the clients choose variants that meet the deadline, if there is one."""
+    """Suggest a limit on a round's time under which the clients choose variants that meet the deadline, if any."""
     deadline_s = layout.config.policy.deadline_s
     if deadline_s is None or layout.assigned:
         return None
-    beside_s = 0.0  # what a round takes beyond what the choice of a variant reckons with
+    beside_s = 0.0  # the part of a round that the choice of a variant does not count
     for who in prepared.participants.values():
         if who.spec.kind == kind:
             plan_s = prepared.timing.modelled(who.spec.device, who.client.variant, who.heaviest).total_s
@@ -92,19 +95,19 @@ def _budget(layout: Layout, prepared: Fresh, kind: str) -> str | None:
     experiment = msgspec.structs.replace(config.experiment, budgets=budgets)
     limited = replace(layout, config=msgspec.structs.replace(config, experiment=experiment))
     try:
-        choices = fit(limited, prepared.timing.budget_s)
-    except BadInput:  # nobody fits
+        choices = choose_variants(limited, prepared.timing.budget_s)
+    except BadInput:  # no client fits
         return None
     members = [number for number, who in prepared.participants.items() if who.spec.kind == kind]
     variants = [choices[number].variant for number in members]
     if None in variants:
         return None
     names = ", ".join(sorted({str(variant) for variant in variants}))
-    return f"set budgets.round_s to {round_s}, so that they train {names}"
+    return f"set budgets.round_s to {round_s}, with which they train {names}"
 
 
 def _deadline_s(layout: Layout) -> float | None:
-    """The deadline that plans can be held against: what is replayed was measured."""
+    """Return the deadline to compare plans with; None for a replay, whose times were measured."""
     config = layout.config
     if config.policy.kind != "deadline" or config.experiment.timing.source == "replay":
         return None
@@ -122,7 +125,7 @@ def _first(prepared: Fresh, who: Participant) -> Assignment:
 def _seconds(layout: Layout, prepared: Fresh, who: Participant, work: Work, *, answered: bool = True) -> float:
     """What a client alone needs for a task: download, plan, and the upload that it declares, or one of nothing.
 
-    What a trace allows is not known beforehand: then only the latency counts.
+    With a bandwidth trace the rates are not known beforehand, so that only the latency counts.
     """
     plan = prepared.timing.modelled(who.spec.device, who.client.variant, work)
     compute_s = plan.first_s(1) if layout.config.policy.partial else plan.total_s
@@ -142,6 +145,6 @@ def _range(seconds: list[float]) -> str:
 
 
 def _rounded(seconds: float, towards: Callable[[float], int]) -> str:
-    """Three digits, rounded in the direction that keeps the promise."""
+    """Format with three digits, rounded in the direction in which the advice stays true."""
     scale = 10.0 ** (2 - math.floor(math.log10(seconds)))
     return f"{towards(seconds * scale) / scale:g}"

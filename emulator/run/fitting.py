@@ -1,4 +1,4 @@
-"""Which variant each client trains: the choice per client, and what the records say about it."""
+"""Chooses the variant that each client trains, and describes the choice for the records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fleetbed.emulator.engine.layout import Layout
 from fleetbed.emulator.engine.participant import Participant
 from fleetbed.emulator.method.algorithm import Client
 from fleetbed.emulator.records.tables import ClientRow
-from fleetbed.models.cost.choose import Choice, choose
+from fleetbed.models.cost.choose import Choice, choose_variant
 from fleetbed.models.cost.predict import cost
 from fleetbed.models.work import Work
 from fleetbed.profiles.errors import BadInput
@@ -23,14 +23,17 @@ Seconds = Callable[[Device, str, Work], float]
 WorkOf = Callable[[str], Work]
 
 
-def fit(layout: Layout, seconds: Seconds) -> dict[int, Choice]:
-    """The choice for every client of the fleet, the unfit ones too. Refused if nobody fits, or all must and do not."""
+def choose_variants(layout: Layout, seconds: Seconds) -> dict[int, Choice]:
+    """Choose a variant for every client of the fleet, including clients that are unfit.
+
+    Raises BadInput if no client fits, or if one does not fit and all must.
+    """
     config = layout.config
     experiment = config.experiment
-    heaviest = _Heaviest(layout)
+    heaviest = _HeaviestWork(layout)
     assigned = layout.assigned
     compared = [] if assigned else layout.compared()
-    common = {one.config.algorithm.title: _Heaviest(one) for one in compared}
+    common = {one.config.algorithm.title: _HeaviestWork(one) for one in compared}
     found: dict[tuple[Any, ...], Choice] = {}
     choices: dict[int, Choice] = {}
     for spec in layout.specs:
@@ -44,20 +47,20 @@ def fit(layout: Layout, seconds: Seconds) -> dict[int, Choice]:
             msgspec.json.encode([each(smallest) for each in (work, *works.values())]),
         )
         if key not in found:
-            found[key] = _take(layout, fixed, work) if fixed else _choose(layout, spec, work, works, seconds)
+            found[key] = _fixed_choice(layout, fixed, work) if fixed else _choose(layout, spec, work, works, seconds)
         choices[spec.number] = found[key]
     unfit = {number: choice for number, choice in choices.items() if choice.variant is None}
     if unfit and (experiment.budgets.all_must_fit or len(unfit) == len(choices)):
         number, choice = next(iter(unfit.items()))
         kind = layout.specs[number].kind
         raise BadInput(
-            f"{experiment.fleet}: {len(unfit)} of {len(choices)} clients are unfit, first {kind}: {choice.reason}"
+            f"{experiment.fleet}: {len(unfit)} of {len(choices)} clients are unfit; first, {kind}: {choice.reason}"
         )
     return choices
 
 
-class _Heaviest:
-    """What a client's heaviest task under the method of a layout does, by variant."""
+class _HeaviestWork:
+    """The work of a client's heaviest task under the method of a layout, by variant."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -71,7 +74,7 @@ class _Heaviest:
 
 def _choose(layout: Layout, spec: ClientSpec, work: WorkOf, common: Mapping[str, WorkOf], seconds: Seconds) -> Choice:
     experiment = layout.config.experiment
-    return choose(
+    return choose_variant(
         device=spec.device,
         link=spec.link,
         family=layout.family,
@@ -84,8 +87,8 @@ def _choose(layout: Layout, spec: ClientSpec, work: WorkOf, common: Mapping[str,
     )
 
 
-def _take(layout: Layout, variant: str, work: WorkOf) -> Choice:
-    """The variant that the experiment fixes, with what it is predicted to need."""
+def _fixed_choice(layout: Layout, variant: str, work: WorkOf) -> Choice:
+    """Return the variant that the experiment fixes, with its predicted cost."""
     optimizer = layout.config.experiment.training.optimizer
     predicted = cost(layout.family, variant, layout.dataset.spec, work(variant), optimizer)
     everyone = layout.config.algorithm.variant is not None
@@ -94,21 +97,21 @@ def _take(layout: Layout, variant: str, work: WorkOf) -> Choice:
 
 
 class Trial(Protocol):
-    """Takes one training step of so many samples under a memory cap; says what went wrong, if anything."""
+    """Runs one training step of `samples` samples under a memory cap; returns the problem, None if there was none."""
 
     def try_out(self, name: str, variant: str, samples: int, cap_bytes: int) -> str | None: ...
 
 
 def try_out(layout: Layout, choices: dict[int, Choice], trial: Trial) -> dict[int, Choice]:
-    """Each choice under its real cap; what does not fit after all steps down.
+    """Try each choice under its real memory cap, and replace a variant that does not fit by the next smaller one.
 
-    The smallest cap comes first: what fits under it fits under a larger one and is not tried again. What the experiment
-    fixes is not tried out: it need not fit. What is common to several methods is tried out with the most samples that
-    any of them takes, so that all of their runs find the same.
+    The smallest cap comes first: a variant that fits under it also fits under a larger one and is not tried again.
+    Variants that the experiment fixes are not tried, because they need not fit. Variants common to several methods are
+    tried with the largest batch of any of them, so that all of their runs get the same result.
     """
     if layout.assigned:
         return choices
-    methods = [_Heaviest(one) for one in layout.compared() or [layout]]
+    methods = [_HeaviestWork(one) for one in layout.compared() or [layout]]
     fits: set[tuple[str, int]] = set()
     found: dict[tuple[float, str, int], Choice] = {}
     tried = dict(choices)
@@ -122,7 +125,7 @@ def try_out(layout: Layout, choices: dict[int, Choice], trial: Trial) -> dict[in
         key = (spec.device.cap_mib, choice.variant, samples)
         if key not in found:
             known = (choice.variant, samples) in fits
-            found[key] = choice if known else _tried(layout, spec, choice, samples, trial)
+            found[key] = choice if known else _step_down(layout, spec, choice, samples, trial)
         if found[key].variant == choice.variant:
             fits.add((choice.variant, samples))
         else:
@@ -130,7 +133,7 @@ def try_out(layout: Layout, choices: dict[int, Choice], trial: Trial) -> dict[in
     return tried
 
 
-def _tried(layout: Layout, spec: ClientSpec, choice: Choice, samples: int, trial: Trial) -> Choice:
+def _step_down(layout: Layout, spec: ClientSpec, choice: Choice, samples: int, trial: Trial) -> Choice:
     variants = layout.family.variants
     variant = choice.variant
     while variant is not None:
@@ -140,12 +143,14 @@ def _tried(layout: Layout, spec: ClientSpec, choice: Choice, samples: int, trial
             return choice
         position = variants.index(variant)
         larger, variant = variant, variants[position - 1] if position else None
-        reason = f"{larger} was tried out under the cap of {spec.device.cap_mib:.0f} MiB and did not fit: {problem}"
+        reason = f"{larger} was tried under the memory cap of {spec.device.cap_mib:.0f} MiB and did not fit: {problem}"
         choice = msgspec.structs.replace(choice, variant=variant, reason=reason)
     return choice
 
 
-def client_rows(layout: Layout, choices: dict[int, Choice], participants: Mapping[int, Participant]) -> list[ClientRow]:
+def describe_clients(
+    layout: Layout, choices: dict[int, Choice], participants: Mapping[int, Participant]
+) -> list[ClientRow]:
     """The rows of all clients, those included that no variant fits."""
     classes = layout.dataset.spec.classes
     rows = []

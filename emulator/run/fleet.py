@@ -1,4 +1,4 @@
-"""The fleet of a run: its processes and their limits behind one executor, in any of the three ways to run them."""
+"""The fleet of a run: its processes and limits behind one executor, whichever value `processes` has."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fleetbed.emulator.wire.storage import write_atomically
 
 
 class FleetProcesses:
-    """Starts with nothing but services; `start` brings the clients in."""
+    """Begins with service processes only; `start` adds the clients."""
 
     def __init__(self, layout: Layout, folder: Path, on_tick: Callable[[], None]) -> None:
         self._layout = layout
@@ -52,12 +52,12 @@ class FleetProcesses:
             self._broker.enlist(name, f"fleetbed: {name}", LimitPlan(name))
 
     def settle(self) -> None:
-        """Wait until what was started leaves the host alone, for a measurement."""
+        """Wait until the started processes are idle, so that the host can be measured."""
         if self._broker is not None:
             self._broker.wait_for_zygote()
 
     def try_out(self, name: str, variant: str, samples: int, cap_bytes: int) -> str | None:
-        """One step in a process of its own under this cap; gives what went wrong, if anything."""
+        """Run one step in a separate process under this cap; return the problem, None if there was none."""
         if self._broker is None:
             return None
         self._broker.enlist(name, f"fleetbed: {name}", LimitPlan(name, memory_bytes=cap_bytes))
@@ -99,7 +99,7 @@ class FleetProcesses:
             caps = {cap.knob: cap for cap in found.get(who.worker, ())}
             caps.setdefault("cpu", self._cpu_without_cap(who))
             if "memory" not in caps:
-                note = "the choice of the variant keeps to it, nothing enforces it"
+                note = "the choice of the variant respects it, nothing enforces it"
                 caps["memory"] = Cap("memory", "modelled", "prediction", who.cap_bytes, None, "bytes", note)
             rate = who.spec.link.down_mbit_s
             caps["link"] = Cap("link", "modelled", "timeline", rate, None, "Mbit/s", "transfers take device time")

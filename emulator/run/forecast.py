@@ -29,7 +29,7 @@ from fleetbed.emulator.processes.task_runner import TaskRunner
 from fleetbed.emulator.records.records import Records
 from fleetbed.emulator.records.tables import TaskRow
 from fleetbed.emulator.resume.checkpoint import KEEP
-from fleetbed.emulator.run.deadlines import help_for
+from fleetbed.emulator.run.deadlines import deadline_advice
 from fleetbed.emulator.run.fleet import FleetProcesses
 from fleetbed.emulator.run.preparation import Fresh, prepare_fresh
 from fleetbed.emulator.run.short_tasks import KindsOfTasks, ShortTasks
@@ -38,7 +38,7 @@ from fleetbed.emulator.wire.messages import Enrolment, Setup
 from fleetbed.models.cost.predict import forward_flops
 from fleetbed.profiles.experiment import RunConfig
 
-#: of a forecast; what a longer run takes follows from its first rounds
+#: limit of a forecast; the cost of a longer run is extrapolated from its first rounds
 MOST_TASKS = 2000
 START_S = 3.0  # until the first order: imports, forks, the choice of variants
 PATIENCE = 20.0  # times the deadline
@@ -57,7 +57,7 @@ class Forecast(Struct, frozen=True, kw_only=True):
 
 
 class Total(Struct, frozen=True, kw_only=True):
-    """Of all runs of a study, one after the other."""
+    """Sum over all runs of a study, one after the other."""
 
     runs: int
     tasks: int
@@ -76,20 +76,20 @@ def total(forecasts: Sequence[Forecast]) -> Total:
     )
 
 
-def forecast(config: RunConfig, *, search: Sequence[Path], watch: Observer) -> Forecast:
-    """Lay out, choose and plan as the run would, then go through its timeline."""
+def forecast(config: RunConfig, *, search: Sequence[Path], observer: Observer) -> Forecast:
+    """Lay out, choose and plan as the run would, then simulate its timeline."""
     layout = lay_out(config, search)
     with tempfile.TemporaryDirectory(prefix="fleetbed-forecast-") as name:
         folder = Path(name)
         (folder / "partition.json").write_bytes(layout.split.to_json())
-        with closing(FleetProcesses(layout, folder, watch.tick)) as fleet:
-            prepared = prepare_fresh(layout, fleet, watch)
+        with closing(FleetProcesses(layout, folder, observer.tick)) as fleet:
+            prepared = prepare_fresh(layout, fleet, observer)
             layout, scale = _shortened(layout, prepared)
             clients = tuple(who.client for who in prepared.participants.values())
             setup = Setup(config=config, folder=str(folder), dataset=str(layout.folder))
             kinds = KindsOfTasks(TaskRunner.open(setup).enrol(Enrolment(clients=clients, keep_heap=False)))
-            rows, device_s, short = _loop(layout, prepared, kinds, watch)
-            warnings = _warnings(layout, prepared, kinds, watch, rows)
+            rows, device_s, short = _loop(layout, prepared, kinds, observer)
+            warnings = _warnings(layout, prepared, kinds, observer, rows)
     return Forecast(
         run=config.name,
         clients=len(prepared.participants),
@@ -103,7 +103,7 @@ def forecast(config: RunConfig, *, search: Sequence[Path], watch: Observer) -> F
 
 
 def _shortened(layout: Layout, prepared: Fresh) -> tuple[Layout, float]:
-    """The layout with as many rounds as can be gone through in seconds, and what the result is to be multiplied by."""
+    """Return the layout with as many rounds as take a few seconds, and the factor to multiply the result by."""
     config = layout.config
     a_round = max(1.0, len(prepared.participants) * config.experiment.participation.ratio)
     rounds = min(config.experiment.rounds, max(1, int(MOST_TASKS / a_round / len(prepared.method.needs.stages))))
@@ -120,7 +120,7 @@ class Foreseeing(Guarded):
 
 
 def _loop(
-    layout: Layout, prepared: Fresh, kinds: KindsOfTasks, watch: Observer
+    layout: Layout, prepared: Fresh, kinds: KindsOfTasks, observer: Observer
 ) -> tuple[list[TaskRow], float, ShortTasks]:
     """Go through the timeline; returns the tasks, the device time at its end, and the executor.
 
@@ -143,7 +143,7 @@ def _loop(
             records=records,
             progress=progress,
             checkpoint=lambda _: None,
-            tick=watch.tick,
+            tick=observer.tick,
             started_s=time.monotonic(),
         )
         engine.run()
@@ -152,17 +152,17 @@ def _loop(
 
 
 def _warnings(
-    layout: Layout, prepared: Fresh, kinds: KindsOfTasks, watch: Observer, rows: Sequence[TaskRow]
+    layout: Layout, prepared: Fresh, kinds: KindsOfTasks, observer: Observer, rows: Sequence[TaskRow]
 ) -> list[str]:
     """A sentence for each kind of device that would lose tasks to the deadline."""
     config = layout.config
     deadline_s, replayed = config.policy.deadline_s, config.experiment.timing.source == "replay"
     if config.policy.kind != "deadline" or deadline_s is None or replayed or all(r.outcome != "late" for r in rows):
         return []
-    # how long tasks would take, were they waited for; not for ever, since a link may be down for good
+    # how long the tasks would take with a much longer deadline; not without one, because a link may stay down
     policy = msgspec.structs.replace(config.policy, deadline_s=PATIENCE * deadline_s)
     patient = replace(layout, config=msgspec.structs.replace(config, policy=policy))
-    unhurried, _, _ = _loop(patient, prepared, kinds, watch)
+    unhurried, _, _ = _loop(patient, prepared, kinds, observer)
     found = []
     devices = {number: who.spec.kind for number, who in prepared.participants.items()}
     for kind in dict.fromkeys(devices.values()):
@@ -174,8 +174,8 @@ def _warnings(
             if any(row.outcome == "late" for row in theirs):
                 needed_s = None
             found.append(
-                f"{config.name}: {len(lost)} of {len(tasks)} tasks of {kind} ({len(lost) / len(tasks):.0%}) would miss "
-                f"deadline_s {deadline_s:g}; {help_for(layout, prepared, kind, needed_s)}"
+                f"{config.name}: {len(lost)} of {len(tasks)} tasks on {kind} ({len(lost) / len(tasks):.0%}) would miss "
+                f"deadline_s {deadline_s:g}; {deadline_advice(layout, prepared, kind, needed_s)}"
             )
     return found
 
@@ -195,7 +195,7 @@ def _host_s(layout: Layout, prepared: Fresh, short: ShortTasks, rows: Sequence[T
 
 
 def _evaluation_s(layout: Layout, short: ShortTasks) -> float:
-    """On one core, as fast as training steps go."""
+    """Return the seconds of all evaluations on one core, at the FLOP rate of training steps."""
     if not short.rates:
         return 0.0
     slowest = min(short.rates.values())
@@ -207,7 +207,7 @@ def _evaluation_s(layout: Layout, short: ShortTasks) -> float:
 
 
 def _disk_bytes(prepared: Fresh, tasks: int) -> int:
-    """Two checkpoints and the room of the next one, the models at the end, what clients keep, and the records."""
+    """Sum of two checkpoints and space for the next, the final models, the clients' state, and the records."""
     state = prepared.state.nbytes()
     sizes: Mapping[str | None, int] = {c.variant: c.cost.state_bytes for c in prepared.choices.values()}
     # a model that no client holds is the server's own

@@ -1,4 +1,4 @@
-"""How many events a round puts on the timeline, estimated before it begins: a run that would crawl is refused."""
+"""Estimates the events of a round before it begins, and refuses a run that would be far too slow."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fleetbed.emulator.run.preparation import Fresh
 from fleetbed.models.cost.choose import round_bytes
 from fleetbed.profiles.errors import BadInput
 
-#: of one round; the timeline handles some ten thousand a second
+#: events in one round; the timeline handles some ten thousand a second
 MOST_EVENTS = 5_000_000
 
 
 def check_events(layout: Layout, prepared: Fresh, planned_s: Mapping[int, float]) -> None:
-    """Refuse links that change and clients that come and go far more often than a round can take in.
+    """Refuse links that change, or clients that come and go, far too often within one round.
 
-    `planned_s` is how long each client computes. Messages are taken to be as large as the model.
+    `planned_s` is the compute time of each client. Messages are assumed to be as large as the model.
     """
     experiment = layout.config.experiment
     transfer_s = {number: _transfer_s(layout, number, prepared) for number in planned_s}
@@ -25,21 +25,21 @@ def check_events(layout: Layout, prepared: Fresh, planned_s: Mapping[int, float]
     round_s = min(longest_s, *(limit_s for limit_s in limits_s if limit_s is not None), longest_s)
     if layout.rates is not None:
         changes = sum(seconds / layout.rates.spacing_s(number) for number, seconds in transfer_s.items())
-        _check(changes, "availability.bandwidth: the links would change", "let its lines be further apart", round_s)
-    for key, changes_s in _comings_and_goings(layout):
-        _check(changes_s * round_s, f"availability.{key}: clients would come and go", "let them stay longer", round_s)
+        _check(changes, "availability.bandwidth: the links would change", "put its lines further apart", round_s)
+    for key, changes_s in _availability_changes(layout):
+        _check(changes_s * round_s, f"availability.{key}: clients would come and go", "make them stay longer", round_s)
 
 
 def _check(events: float, what: str, fix: str, round_s: float) -> None:
     if events > MOST_EVENTS:
         raise BadInput(
             f"{what} about {events:.1g} times in a round of {round_s:.3g} s, but at most {MOST_EVENTS} times are "
-            f"possible; {fix}, or take faster devices and links or a smaller model."
+            f"possible; {fix}, or use faster devices and links or a smaller model."
         )
 
 
-def _comings_and_goings(layout: Layout) -> Iterator[tuple[str, float]]:
-    """How often clients come or leave in a second, all of them together."""
+def _availability_changes(layout: Layout) -> Iterator[tuple[str, float]]:
+    """Yield how often per second clients arrive or leave, summed over all clients."""
     choice, clients = layout.config.experiment.availability, len(layout.specs)
     if choice.kind == "on-off":
         yield "mean_on_s", 2 * clients / (choice.mean_on_s + choice.mean_off_s)

@@ -1,4 +1,4 @@
-"""What a run decides before its first round: timing, variants, shares of the host."""
+"""Makes the decisions of a run before its first round: timing, variants, shares of the host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fleetbed.emulator.machine.calibration import Calibration, Store, load_or_me
 from fleetbed.emulator.method.algorithm import Client
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.records.tables import ClientRow
-from fleetbed.emulator.run.fitting import MIB, client_rows, fit, try_out
+from fleetbed.emulator.run.fitting import MIB, choose_variants, describe_clients, try_out
 from fleetbed.emulator.run.fleet import FleetProcesses
 from fleetbed.emulator.run.references import References
 from fleetbed.emulator.run.replay import read_recording
@@ -34,7 +34,7 @@ HEAP_PART = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Fresh(Prepared):
-    """The decisions of a run that begins, with what its records say of them."""
+    """The decisions of a new run, and how its records describe them."""
 
     state: Bundle
     choices: dict[int, Choice]
@@ -42,27 +42,27 @@ class Fresh(Prepared):
     notices: list[tuple[str, str]]  # what a person should know of them: a kind and a sentence
 
 
-def prepare_fresh(layout: Layout, fleet: FleetProcesses, watch: Observer) -> Fresh:
-    timing, references = _timing(layout, fleet, watch, None)
-    choices = fit(layout, timing.budget_s)
+def prepare_fresh(layout: Layout, fleet: FleetProcesses, observer: Observer) -> Fresh:
+    timing, references = _timing(layout, fleet, observer, None)
+    choices = choose_variants(layout, timing.budget_s)
     if timing.tries_out:
         choices = try_out(layout, choices, fleet)
     variants = timing.variants({number: choice.variant for number, choice in choices.items()})
     choices = {number: replace(choice, variant=variants[number]) for number, choice in choices.items()}
     clients = {number: ClientProgress(variant) for number, variant in variants.items() if variant is not None}
-    watch.say(_summary(clients, len(choices), [one.config.algorithm.title for one in layout.compared()]))
+    observer.say(_summary(clients, len(choices), [one.config.algorithm.title for one in layout.compared()]))
     if references is not None:
-        watch.say("looking up how long the models in use take on this host, or measuring it")
+        observer.say("looking up, or measuring, how long the models take on this host")
     known = None if references is None else references.calibration.disturbed
-    prepared, state = prepare(layout, timing, references, clients, watch)
+    prepared, state = prepare_variants(layout, timing, references, clients, observer)
     warning = None if prepared.calibration is None else prepared.calibration.warning
     if warning is not None and prepared.calibration is not None and prepared.calibration.disturbed != known:
-        watch.say(warning)
+        observer.say(warning)
     return Fresh(
         **vars(prepared),
         state=state,
         choices=choices,
-        client_rows=client_rows(layout, choices, prepared.participants),
+        client_rows=describe_clients(layout, choices, prepared.participants),
         notices=[] if warning is None else [("calibration", warning)],
     )
 
@@ -70,23 +70,23 @@ def prepare_fresh(layout: Layout, fleet: FleetProcesses, watch: Observer) -> Fre
 def prepare_again(
     layout: Layout,
     fleet: FleetProcesses,
-    watch: Observer,
+    observer: Observer,
     *,
     clients: dict[int, ClientProgress],
     time_scale: float | None,
     calibration: Calibration | None,
 ) -> Prepared:
     """A run that goes on keeps what it decided, and the calibration that it decided it by."""
-    timing, references = _timing(layout, fleet, watch, calibration)
-    return prepare(layout, timing, references, clients, watch, time_scale)[0]
+    timing, references = _timing(layout, fleet, observer, calibration)
+    return prepare_variants(layout, timing, references, clients, observer, time_scale)[0]
 
 
-def prepare(
+def prepare_variants(
     layout: Layout,
     timing: Timing,
     references: References | None,
     clients: dict[int, ClientProgress],
-    watch: Observer,
+    observer: Observer,
     time_scale: float | None = None,
 ) -> tuple[Prepared, Bundle]:
     """All that follows from the variants, and the method's first state."""
@@ -98,7 +98,7 @@ def prepare(
     heaviest = {number: method.heaviest(state, client) for number, client in seen.items()}
     tasks = [(specs[n].kind, specs[n].device, clients[n].variant, heaviest[n]) for n in clients]
     if (said := timing.fit_scale(tasks, time_scale)) is not None:
-        watch.say(said)
+        observer.say(said)
     participants = {
         number: Participant(
             spec=specs[number],
@@ -123,12 +123,12 @@ def prepare(
 
 
 def _keep_heap(layout: Layout, participants: dict[int, Participant]) -> bool:
-    """Whether clients keep their heap between tasks: where the host has room for all of them at their largest.
+    """Return whether clients keep their heap between tasks: if the host's memory suffices for all of their peaks.
 
-    A heap that is given back is faulted in again, page by page, by the next task.
+    A heap that is given back must be faulted in again, page by page, by the next task.
     """
     if layout.config.experiment.processes != "resident":
-        return False  # a process that ends with its task has nothing to keep
+        return False  # a process that ends with its task has no heap to keep
     optimizer, spec = layout.config.experiment.training.optimizer, layout.dataset.spec
     needed = sum(
         cost(layout.family, who.client.variant, spec, who.heaviest, optimizer).memory_bytes
@@ -138,9 +138,9 @@ def _keep_heap(layout: Layout, participants: dict[int, Participant]) -> bool:
 
 
 def _timing(
-    layout: Layout, fleet: FleetProcesses, watch: Observer, calibration: Calibration | None
+    layout: Layout, fleet: FleetProcesses, observer: Observer, calibration: Calibration | None
 ) -> tuple[Timing, References | None]:
-    """The form that the experiment asks for, and the reference times of this host where it needs them."""
+    """Return the timing that the experiment asks for, and the reference times of this host if it needs them."""
     experiment, spec = layout.config.experiment, layout.dataset.spec
     choice, optimizer = experiment.timing, experiment.training.optimizer
     training = TrainingCosts(layout.family, spec, optimizer)
@@ -149,21 +149,21 @@ def _timing(
     if choice.source == "replay":
         assert choice.replay is not None  # the experiment was checked
         return Replay(training, read_recording(Path(choice.replay), layout.config)), None
-    calibration = calibration or _calibration(fleet, watch)
-    references = References(calibration, Store(), fleet.executor, layout.config.model, spec, optimizer, watch.say)
+    calibration = calibration or _calibration(fleet, observer)
+    references = References(calibration, Store(), fleet.executor, layout.config.model, spec, optimizer, observer.say)
     scale = make_time_scale(choice.time_scale)
     return Enforced(training, calibration.rate, references.host_s, scale), references
 
 
-def _calibration(fleet: FleetProcesses, watch: Observer) -> Calibration:
+def _calibration(fleet: FleetProcesses, observer: Observer) -> Calibration:
     if Store().load() is None:
-        watch.say("measuring how fast this host is, once: about ten seconds")
+        observer.say("measuring the speed of this host, once: about ten seconds")
         fleet.settle()
-        with measuring_lock.alone(watch.say):
+        with measuring_lock.alone(observer.say):
             load_or_measure()
     calibration = load_or_measure()
     if calibration.warning is not None:
-        watch.say(calibration.warning)
+        observer.say(calibration.warning)
     return calibration
 
 

@@ -1,4 +1,4 @@
-"""Reference times: what a pass takes on this host, hot and alone. Measured once per host, kept in the calibration."""
+"""Reference times: how long a pass takes on this host, warmed up and alone. Stored in the host's calibration."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _reference(variant: str, extra: Pass) -> Reference:
 
 
 class References:
-    """Looks a pass up in the calibration; what is not there is measured now, with nothing else running."""
+    """Looks up passes in the calibration, and measures a missing one at once, with nothing else running."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class References:
         self.calibration = calibration
         self._store = store
         self._executor = executor
-        # all that the time of a pass depends on beside the pass itself
+        # everything that the time of a pass depends on, apart from the pass itself
         update = f"fused {optimizer.name}"
         about = msgspec.json.encode([model.family, model.options, spec, update, bool(optimizer.momentum)])
         self._prefix = f"{model.family}-{hashlib.blake2b(about, digest_size=6).hexdigest()}"
@@ -70,7 +70,7 @@ class References:
         self._measured = 0
 
     def host_s(self, variant: str, work: Work) -> float:
-        """The seconds that this work takes here."""
+        """Return the seconds that this work takes on this host."""
         return sum(self.seconds(reference) * count for reference, count in references(variant, work))
 
     def seconds(self, reference: Reference) -> float:
@@ -86,7 +86,7 @@ class References:
         return self.calibration.steps[key]
 
     def _steady(self, reference: Reference) -> tuple[float, str | None]:
-        """The time of a pass and what disturbed it, if it was disturbed every time that it was measured."""
+        """Return the time of a pass, and the disturbance if every measurement of it was disturbed."""
         found: list[float] = []
         problem = None
         while len(found) <= RETRIES:
@@ -95,10 +95,10 @@ class References:
             if problem is None:
                 return measured.seconds, None
             found.append(measured.seconds)
-        return min(found), problem  # others only ever make it slower
+        return min(found), problem  # other load only ever makes it slower
 
     def _measure(self, reference: Reference) -> Measured:
-        # numbers of their own, far from those of evaluations, which count down from -1
+        # a separate range of numbers, far from those of evaluations, which count down from -1
         self._measured += 1
         task = -(1 << 40) - self._measured
         header = Measure(task=task, **msgspec.structs.asdict(reference))

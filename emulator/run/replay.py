@@ -1,4 +1,4 @@
-"""Repeating an enforced run: its variants, durations and failures as they were recorded, at full speed."""
+"""Repeats an enforced run at full speed, with its recorded variants, durations and failures."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from fleetbed.profiles.older import up_to_date
 
 
 def read_recording(folder: Path, config: RunConfig) -> Recording:
-    """The recording in a run's folder, refused unless it is of the same experiment, method, policy and seed."""
+    """Read the recording in a run's folder; refuse it unless experiment, method, policy and seed are the same."""
     path = folder / "run.sqlite"
     if not is_file(path, "timing.replay"):
-        raise BadInput(f"timing.replay: {folder} is not a run's folder, there is no file run.sqlite in it")
+        raise BadInput(f"timing.replay: {folder} is not the folder of a run: there is no run.sqlite in it")
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
             (stored,) = db.execute("SELECT value FROM meta WHERE key = 'config'").fetchone()
@@ -34,7 +34,7 @@ def read_recording(folder: Path, config: RunConfig) -> Recording:
     try:
         recorded = msgspec.convert(up_to_date(msgspec.json.decode(stored)), RunConfig)
     except (msgspec.DecodeError, TypeError) as error:
-        raise BadInput(f"timing.replay: {path} is of another version or damaged: {error}") from error
+        raise BadInput(f"timing.replay: {path} comes from another version or is damaged: {error}") from error
     differing = _differences(recorded, config)
     if differing:
         raise BadInput(f"timing.replay: {folder} is of another configuration, different are: {', '.join(differing)}")
@@ -55,10 +55,10 @@ def read_recording(folder: Path, config: RunConfig) -> Recording:
 
 
 def _differences(recorded: RunConfig, asked: RunConfig) -> list[str]:
-    """The keys in which two configurations differ, beside how time and processes are handled."""
+    """Return the keys in which two configurations differ, ignoring timing and processes."""
     trees = []
     for config in (recorded, asked):
-        # the plural ones make the study that a run is of; its own method, policy and seed stand beside them
+        # the lists describe the whole study; the run's own method, policy and seed are separate fields
         experiment = replace(
             config.experiment, timing=TimingChoice(), processes="resident", algorithms=(), policies=(), seeds=()
         )

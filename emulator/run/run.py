@@ -1,4 +1,4 @@
-"""One run from its configuration to its records: lay out, choose, start the fleet, loop, clean up."""
+"""Carries out one run, from its configuration to its records: lay out, choose, start the fleet, loop, clean up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from fleetbed.emulator.checks.doctor import examine
-from fleetbed.emulator.checks.verify import kept, worst
+from fleetbed.emulator.checks.verify import load_report, worst
 from fleetbed.emulator.engine.engine import Engine
 from fleetbed.emulator.engine.guarded import MethodFailed
 from fleetbed.emulator.engine.layout import Layout, lay_out
@@ -39,7 +39,7 @@ from fleetbed.emulator.records.tables import NoticeRow
 from fleetbed.emulator.resume import identity
 from fleetbed.emulator.resume.checkpoint import Checkpoint, Checkpoints, Loaded
 from fleetbed.emulator.resume.resumption import look_up
-from fleetbed.emulator.run.deadlines import out_of_reach
+from fleetbed.emulator.run.deadlines import missed_deadlines
 from fleetbed.emulator.run.fleet import FleetProcesses
 from fleetbed.emulator.run.preparation import (
     calibration_from,
@@ -55,46 +55,48 @@ from fleetbed.profiles.experiment import RunConfig
 #: a run whose tasks overran their plans by more than this (95th percentile) is labelled degraded
 DEGRADED_OVERRUN = 1.05
 ERROR_LOG = "error.log"  # the traceback of a method that failed
-LEAST_ROOM_BYTES = 1 << 20  # with less than this a write to the records may fail
-#: what may help a run in which nothing was merged, by the outcome of most tasks
+MIN_FREE_BYTES = 1 << 20  # with less free space than this, a write to the records may fail
+#: advice for a run in which nothing was merged, by the outcome of most tasks
 HINTS = {
     "late": "raise policies.deadline_s or device_time_limit_s, or lower training.max_steps",
-    "offline": "look at availability: clients left before their results had arrived",
-    "refused": "lower training.optimizer.lr: results held values that are not finite",
+    "offline": "check availability: clients left before their results had arrived",
+    "refused": "lower training.optimizer.lr: results contained values that are not finite",
 }
 
 
-def start(config: RunConfig, folder: Path, *, search: Sequence[Path], command: str, watch: Observer) -> None:
-    """A new run in a new folder. What is refused is refused before the folder exists."""
+def start(config: RunConfig, folder: Path, *, search: Sequence[Path], command: str, observer: Observer) -> None:
+    """Carry out a new run in a new folder. A run that is refused leaves no folder behind."""
     layout = lay_out(config, search)
     check_room(len(layout.specs), config.experiment.processes)
     try:
         folder.mkdir(parents=True)
     except FileExistsError as error:
-        raise BadInput(f"{folder}: the run's folder exists; choose another with --out, or use --resume") from error
+        raise BadInput(
+            f"{folder}: the run's folder already exists; choose another with --out, or use --resume"
+        ) from error
     except OSError as error:
         raise BadInput(
-            f"{folder}: the run's folder cannot be made ({error.strerror}); choose another with --out"
+            f"{folder}: the run's folder cannot be created ({error.strerror}); choose another with --out"
         ) from error
     try:
         with _io_errors(folder), _records(folder) as records:
             (folder / "partition.json").write_bytes(layout.split.to_json())
             records.set_meta(**_head(config, command), profiles=identity.profiles(layout))
             with _status(records, folder):
-                result = _Run(layout, folder, records, watch).begin()
+                result = _Run(layout, folder, records, observer).begin()
     except BadInput:
         if not Checkpoints(folder).found():  # nothing was done yet
             shutil.rmtree(folder)
         raise
-    watch.say(_done(result))
+    observer.say(_done(result))
 
 
-def resume(config: RunConfig, folder: Path, *, search: Sequence[Path], watch: Observer) -> None:
-    """Continue a run that was interrupted or killed, or that is to have more rounds, from a whole checkpoint."""
+def resume(config: RunConfig, folder: Path, *, search: Sequence[Path], observer: Observer) -> None:
+    """Continue an interrupted or killed run, or one that gets more rounds, from its last intact checkpoint."""
     with _io_errors(folder), _records(folder) as records:
         layout, loaded = look_up(config, folder, records, search)
         check_room(len(layout.specs), config.experiment.processes)
-        partition = layout.split.to_json()  # as its digest in the records says; the file may have been changed
+        partition = layout.split.to_json()  # it matches the digest in the records; the file may have been changed
         write_atomically(folder / "partition.json", lambda part: part.write_bytes(partition))
         before = records.meta("config")["experiment"]["rounds"]
         if before < config.experiment.rounds:
@@ -102,41 +104,41 @@ def resume(config: RunConfig, folder: Path, *, search: Sequence[Path], watch: Ob
             records.notice("rounds", text, loaded.checkpoint.host_s, None)
         records.set_meta(status="running", error=None, ended=None, config=msgspec.to_builtins(config))
         with _status(records, folder):
-            result = _Run(layout, folder, records, watch).go_on(loaded)
-    watch.say(_done(result))
+            result = _Run(layout, folder, records, observer).go_on(loaded)
+    observer.say(_done(result))
 
 
 def check_resumable(config: RunConfig, folder: Path, *, search: Sequence[Path]) -> None:
-    """Raise what `resume` would, without changing anything."""
+    """Raise the error that `resume` would raise, without changing anything."""
     with _io_errors(folder), _records(folder) as records:
         look_up(config, folder, records, search)
 
 
 class NothingMerged(FleetbedError):
-    """The run went through all of its rounds, but its model is still the initial one."""
+    """The run finished all of its rounds, but its model is still the initial one."""
 
 
 class _Run:
-    """A run in its folder; `begin` and `go_on` differ in where the decisions and the progress come from."""
+    """A run in its folder. `begin` makes new decisions; `continue_from` restores them and the progress."""
 
-    def __init__(self, layout: Layout, folder: Path, records: Records, watch: Observer) -> None:
+    def __init__(self, layout: Layout, folder: Path, records: Records, observer: Observer) -> None:
         self._layout = layout
         self._config = layout.config
         self._folder = folder
         self._records = records
-        self._watch = watch
+        self._observer = observer
         self._checkpoints = Checkpoints(folder)
         self._seal = Seal(records)
 
     def begin(self) -> Result | None:
         started_s = time.monotonic()
-        self._records.set_meta(started=_now())  # what the records' host times count from
-        with contextlib.closing(FleetProcesses(self._layout, self._folder, self._watch.tick)) as fleet:
-            prepared = prepare_fresh(self._layout, fleet, self._watch)
+        self._records.set_meta(started=_now())  # host times in the records count from here
+        with contextlib.closing(FleetProcesses(self._layout, self._folder, self._observer.tick)) as fleet:
+            prepared = prepare_fresh(self._layout, fleet, self._observer)
             progress = first_progress(self._layout, prepared)
-            late = out_of_reach(self._layout, prepared)
+            late = missed_deadlines(self._layout, prepared)
             for sentence in late:
-                self._watch.say(sentence)
+                self._observer.say(sentence)
             self._records.write(prepared.client_rows)
             self._note([*prepared.notices, *(("deadline", sentence) for sentence in late)], started_s)
             self._records.set_meta(
@@ -154,16 +156,16 @@ class _Run:
         checkpoint, damaged = loaded
         progress = checkpoint.progress
         for problem in damaged.values():
-            self._watch.say(f"{problem}; continuing from an older checkpoint")
+            self._observer.say(f"{problem}; continuing from an older checkpoint")
         self._checkpoints.clean(damaged)
         self._records.rewind(progress.version, progress.next_task, progress.tasks, progress.timeline.now_s)
         self._seal.upto(progress.version, progress.next_task, progress.tasks)
-        self._watch.say(f"continuing after merge {progress.version}, {progress.timeline.now_s:.1f} s of device time")
-        with contextlib.closing(FleetProcesses(self._layout, self._folder, self._watch.tick)) as fleet:
+        self._observer.say(f"continuing after merge {progress.version}, {progress.timeline.now_s:.1f} s of device time")
+        with contextlib.closing(FleetProcesses(self._layout, self._folder, self._observer.tick)) as fleet:
             prepared = prepare_again(
                 self._layout,
                 fleet,
-                self._watch,
+                self._observer,
                 clients=progress.clients,
                 time_scale=self._records.meta("timing").get("time_scale"),
                 calibration=calibration_from(self._records.meta("calibration")),
@@ -171,9 +173,9 @@ class _Run:
             return self._loop(fleet, prepared, progress, time.monotonic() - checkpoint.host_s)
 
     def _loop(self, fleet: FleetProcesses, prepared: Prepared, progress: Progress, started_s: float) -> Result | None:
-        """Carry the rounds out; gives what the run came to."""
+        """Carry out the rounds; return the run's result."""
         experiment, participants, method = self._config.experiment, prepared.participants, prepared.method
-        self._watch.say(f"starting {len(participants)} clients ({experiment.processes})")
+        self._observer.say(f"starting {len(participants)} clients ({experiment.processes})")
         fleet.start(participants, prepared.timing, keep_heap=prepared.keep_heap)
         self._records.set_meta(heap_between_tasks="kept" if prepared.keep_heap else "given back")
         self._records.write(fleet.cap_rows(participants))
@@ -185,15 +187,15 @@ class _Run:
             records=self._records,
             progress=progress,
             checkpoint=lambda p: self._save(p, time.monotonic() - started_s),
-            tick=self._watch.tick,
+            tick=self._observer.tick,
             started_s=started_s,
-            say=self._watch.say,
+            say=self._observer.say,
         )
-        self._watch.start(engine, engine.evaluations)
+        self._observer.start(engine, engine.evaluations)
         try:
             engine.run()
         finally:
-            self._watch.stop()
+            self._observer.stop()
         context = method.context.with_initial() if method.needs.initial_on_client else method.context
         for target in method.targets(engine.progress.state):
             kept = engine.progress.clients[target.client].kept if target.client is not None else None
@@ -234,29 +236,29 @@ def _records(folder: Path) -> Iterator[Records]:
 
 @contextlib.contextmanager
 def _io_errors(folder: Path) -> Iterator[None]:
-    """What the disk does to a run is a sentence, not a traceback; the records may be unable to hold it."""
+    """Turn errors of the disk into one sentence, which the records may no longer be able to store."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
-        # SQLite calls many things an input/output error
+        # SQLite reports many causes as an input/output error
         by_sqlite, code = isinstance(error, sqlite3.Error), getattr(error, "errno", None)
         if code == errno.ENOSPC or (by_sqlite and _is_full(folder)):
-            problem = f"the disk is full: {error}; free some room"
+            problem = f"the disk is full: {error}; free some space"
         elif code == errno.EFBIG or (by_sqlite and ulimits.holds_files_down()):
             problem = f"a file is larger than the shell allows (ulimit -f): {error}; raise that limit"
         else:
             found = " ".join(str(error).split())
-            problem = f"{folder}: the run's folder cannot be used: {found}; make sure that you may read and write it"
-        raise FleetbedError(f"{problem} and continue with --resume, nothing that was merged is lost") from error
+            problem = f"{folder}: the run's folder cannot be used: {found}; make sure that you can read and write it"
+        raise FleetbedError(f"{problem}, and continue with --resume; nothing that was merged is lost") from error
 
 
 def _is_full(folder: Path) -> bool:
-    return folder.exists() and shutil.disk_usage(folder).free < LEAST_ROOM_BYTES
+    return folder.exists() and shutil.disk_usage(folder).free < MIN_FREE_BYTES
 
 
 @contextlib.contextmanager
 def _status(records: Records, folder: Path) -> Iterator[None]:
-    """However the run ends, its folder says so."""
+    """Record in the run's folder how the run ended, whatever happens."""
     try:
         yield
     except KeyboardInterrupt:
@@ -269,7 +271,7 @@ def _status(records: Records, folder: Path) -> Iterator[None]:
             path.write_text(error.trace)
             text = f"{text}; its traceback is in {path}"
         records.set_meta(status="failed", error=text, ended=_now())
-        raise FleetbedError(f"{text}; fix it and continue with --resume, nothing that was merged is lost") from error
+        raise FleetbedError(f"{text}; fix it and continue with --resume; nothing that was merged is lost") from error
     except FleetbedError as error:
         status = "empty" if isinstance(error, NothingMerged) else "failed"
         with contextlib.suppress(FleetbedError, sqlite3.Error):  # the records themselves may be what failed
@@ -283,7 +285,7 @@ def _done(result: Result | None) -> str:
 
 
 def _head(config: RunConfig, command: str) -> dict[str, Any]:
-    proved = kept()
+    proved = load_report()
     return {
         "fleetbed_version": version("fleetbed"),
         "config": msgspec.to_builtins(config),
@@ -306,10 +308,10 @@ def _head(config: RunConfig, command: str) -> dict[str, Any]:
 
 def _nothing_merged(records: Records) -> str:
     counts = records.rows("SELECT outcome, count(*) FROM tasks GROUP BY outcome ORDER BY 2 DESC, 1")
-    ended = ", ".join(f"{count} {outcome}" for outcome, count in counts) or "none was begun"
+    ended = ", ".join(f"{count} {outcome}" for outcome, count in counts) or "no task was started"
     hints = [HINTS[outcome] for outcome, _ in counts if outcome in HINTS]
     return (
-        f"not one result was merged (tasks by outcome: {ended}), so the model is still the initial one; "
+        f"no result was merged (tasks by outcome: {ended}), so the model is still the initial one; "
         f"{hints[0] if hints else 'see the outcome and detail of each task in the records'}"
     )
 

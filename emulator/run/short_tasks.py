@@ -81,7 +81,7 @@ class KindsOfTasks:
 
 
 class ShortTasks:
-    """Implements `Executor`. `tasks` are those under way, by number, as the engine keeps them."""
+    """Implements `Executor`. `tasks` is the engine's mapping of unfinished tasks by number."""
 
     def __init__(self, kinds: KindsOfTasks, tasks: Mapping[int, Task]) -> None:
         self.outcomes: dict[int, Outcome] = {}

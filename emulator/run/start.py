@@ -1,4 +1,4 @@
-"""The progress of a run that begins."""
+"""Creates the progress of a new run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is dear to compute, kept in the user's cache for as long as the code that computed it stands."""
+"""Disk cache of expensive results in the user's cache folder, invalidated when the code changes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from fleetbed.profiles.folders import cache_folder
 T = TypeVar("T")
 
 
-def kept(about: object, type_: type[T], compute: Callable[[], T]) -> T:
-    """What is kept of `type_` under `about`, which is all that the result depends on beside our code and torch."""
+def cached(about: object, type_: type[T], compute: Callable[[], T]) -> T:
+    """Return the cached result for `about`, or compute and store it.
+
+    `about` must contain everything that the result depends on, apart from the code of this package and torch.
+    """
     key = hashlib.blake2b(msgspec.json.encode([_code(), about]), digest_size=16).hexdigest()
     path = cache_folder() / "costs" / f"{key}.json"
-    with suppress(OSError, msgspec.DecodeError):  # not there, or spoilt: it is computed and written anew
+    with suppress(OSError, msgspec.DecodeError):  # missing or damaged: compute and write it again
         return msgspec.json.decode(path.read_bytes(), type=type_)
     made = compute()
-    with suppress(OSError):  # a cache that cannot be written costs time, nothing else
+    with suppress(OSError):  # a cache that cannot be written only costs time
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.tmp")
         part.write_bytes(msgspec.json.encode(made))
@@ -35,7 +38,7 @@ def kept(about: object, type_: type[T], compute: Callable[[], T]) -> T:
 
 @cache
 def _code() -> str:
-    """Changes with every line of this package: what other code computed is not believed."""
+    """Return a digest of the code of this package, because results of other code may differ."""
     sources = sorted(Path(__file__).parents[1].rglob("*.py"))
     text = b"".join(path.read_bytes() for path in sources)
     return f"{hashlib.blake2b(text, digest_size=16).hexdigest()}, torch {version('torch')}"

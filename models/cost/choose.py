@@ -1,4 +1,4 @@
-"""Which variant a device trains: the largest that fits its memory, and its time and bytes where they are limited."""
+"""Chooses the largest variant that fits a device's memory, and its time and bytes if they are limited."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fleetbed.profiles.experiment import Budgets, Optimizer
 from fleetbed.profiles.types import Device, Link
 
 MIB = 1 << 20
-_UNITS = {"memory": (MIB, "MiB"), "time": (1, "s a round"), "bytes": (1e6, "MB a round")}
+_UNITS = {"memory": (MIB, "MiB"), "time": (1, "s per round"), "bytes": (1e6, "MB per round")}
 
 
 class Limit(Struct, frozen=True):
-    """A limit that a variant goes beyond: bytes of memory, seconds or bytes of a round."""
+    """A limit that a variant exceeds: bytes of memory, or seconds or bytes of a round."""
 
     name: Literal["memory", "time", "bytes"]
     variant: str
     needed: float
     allowed: float
-    method: str = ""  # under which it does; empty: there is only one
+    method: str = ""  # the method under which it does; empty if there is only one
 
     @property
     def sentence(self) -> str:
@@ -39,15 +39,15 @@ class Limit(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True, kw_only=True):
-    """`cost` is of the chosen variant, or of the smallest one where none fits."""
+    """The chosen variant. `cost` is its cost, or that of the smallest variant if none fits."""
 
     variant: str | None
     cost: Cost
     reason: str
-    stopped_by: Limit | None = None  # of the next larger variant; of the smallest one where none fits
+    stopped_by: Limit | None = None  # the limit that the next larger variant exceeds, or the smallest if none fits
 
 
-def choose(
+def choose_variant(
     *,
     device: Device,
     link: Link,
@@ -59,11 +59,11 @@ def choose(
     seconds: Callable[[str, Work], float],
     common: Mapping[str, Callable[[str], Work]] | None = None,
 ) -> Choice:
-    """The largest variant, in the family's order, that keeps every limit.
+    """Return the largest variant, in the family's order, that exceeds no limit.
 
-    `work` says what the method's heaviest task does with a variant, `seconds` how long the device computes on it; that
-    is asked only where a round's time is limited. `common` is the work of all methods, by name, that the variant has
-    to fit under; without it, it has to fit under `work` alone.
+    `work` gives the method's heaviest task with a variant, `seconds` the device's compute time for it, which is used
+    only if a round's time is limited. `common` is the work of all methods, by name, under which the variant has to fit;
+    without it, the variant has to fit under `work` alone.
     """
 
     def broken(variant: str) -> Limit | None:
@@ -111,7 +111,7 @@ def _broken(
     budgets: Budgets,
     seconds: Callable[[str, Work], float],
 ) -> Iterator[Limit]:
-    """The limits that a variant goes beyond, the cheapest to find out first."""
+    """Yield the limits that a variant exceeds, the cheapest to check first."""
     allowed = device.cap_mib * MIB * (1 - budgets.memory_margin)
     if found.memory_bytes > allowed:
         yield Limit("memory", variant, found.memory_bytes, allowed)
@@ -125,5 +125,5 @@ def _broken(
 
 
 def _figure(value: float) -> str:
-    """Three digits, and never fewer than a whole number has."""
+    """Format with three digits, or with all digits before the decimal point if those are more."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,10 +1,9 @@
-"""Counting what training holds in memory, by running it on tensors that have shapes but no storage.
+"""Counts the memory of training by running it on tensors that have shapes but no storage.
 
-Under torch's fake mode every operator runs as it would on the CPU, only without data, so a whole training step takes
-a fraction of a second whatever the model and the batch are. The ledger sees each operator from below autograd:
-what is saved for the backward pass, gradients, and what lives for a moment between two operators are all tensors
-that are alive, and are counted as such. What an operator allocates inside itself it cannot see; `scratch_bytes`
-has a rule for those where that is much.
+Under torch's fake mode every operator runs as it would on the CPU, only without data, so that a whole training step
+takes a fraction of a second for any model and batch. The ledger sees each operator below autograd: tensors saved for
+the backward pass, gradients, and temporary tensors between two operators are all alive, and are counted. It cannot see
+what an operator allocates internally; `scratch_bytes` has rules for the operators that allocate much.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 FLOAT_BYTES = 4
-#: oneDNN keeps channels in blocks of 16 where the CPU has AVX-512, and pads to them; fewer elsewhere. One figure for
-#: all hosts, so that a prediction does not depend on where it is made.
+#: oneDNN pads channels to blocks of 16 if the CPU has AVX-512, otherwise to smaller ones. One figure for all hosts, so
+#: that a prediction does not depend on the host.
 CHANNEL_BLOCK = 16
-#: glibc maps large blocks one by one and gives them back when they are freed; smaller ones share its heap. Its border
-#: rises with every mapped block that is freed, up to this: from the second step on, all that is smaller is in the heap.
+#: glibc maps large blocks one by one and unmaps them when they are freed; smaller ones share its heap. Its threshold
+#: rises with every mapped block that is freed, up to this: from the second step on, all smaller blocks are in the heap.
 MAPPED_BYTES = 32 << 20
-#: the part by which a heap of blocks that come and go in every step is larger than what was ever in it; measured
+#: how much larger a heap is than the most it ever contained, as blocks come and go in every step; measured
 HOLES = 0.47
 
 
 class Ledger(TorchDispatchMode):
-    """The bytes alive by role, and what the process held by role at the moment when that was most.
+    """Counts the bytes alive by role, and the memory of the process by role at the moment of its peak.
 
-    What is mapped by itself goes when it is freed. The heap of smaller blocks stays as large as it once was, and
-    larger than what was in it, for it is full of holes: both are booked under `allocator`.
+    A block that is mapped by itself is returned when it is freed. The heap of smaller blocks never shrinks, and is
+    larger than its content because it is fragmented: both excesses are counted under `allocator`.
     """
 
     def __init__(self) -> None:
@@ -58,7 +57,7 @@ class Ledger(TorchDispatchMode):
 
     @contextmanager
     def role(self, name: str | None) -> Iterator[None]:
-        """What is allocated inside is booked under `name`; under None it is not counted."""
+        """Count allocations inside this context under `name`; do not count them if `name` is None."""
         before, self._role = self._role, name
         try:
             yield
@@ -66,12 +65,12 @@ class Ledger(TorchDispatchMode):
             self._role = before
 
     def keep(self, role: str, size: int) -> None:
-        """Book bytes that stay to the end, without a tensor; they leave no holes."""
+        """Count bytes that stay allocated to the end, without a tensor; they do not fragment the heap."""
         self.live[role] += size
         self.scratch(0)
 
     def scratch(self, size: int) -> None:
-        """Book bytes that are needed for a moment, on top of what is alive."""
+        """Count bytes that are needed for a moment, in addition to those alive."""
         heap = self._heap + _in_heap(size)
         self._heap_peak = max(self._heap_peak, heap)
         allocator = round((1 + HOLES) * self._heap_peak) - heap
@@ -80,7 +79,7 @@ class Ledger(TorchDispatchMode):
             self._entries_at_peak = set(self._entries)
 
     def rebook(self, tensor: Tensor, role: str) -> None:
-        """Move a tensor to another role: a gradient is known as one only once it is accumulated."""
+        """Move a tensor to another role: a gradient is recognised only when it is accumulated."""
         number = self._known[tensor.untyped_storage()._cdata]
         before, size = self._entries[number]
         self._entries[number] = (role, size)
@@ -91,7 +90,7 @@ class Ledger(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.ops.prim.device.default:  # half of all calls, and each would go through every mode
+        if func is torch.ops.prim.device.default:  # half of all calls; each would pass through every mode
             return args[0].fake_device
         out = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.mkldnn_rnn_layer.default:
@@ -128,7 +127,7 @@ def _in_heap(size: int) -> int:
 
 
 def scratch_bytes(func: Any, args: tuple[Any, ...], out: Any) -> int:
-    """What an operator needs inside itself beyond its inputs and outputs."""
+    """Return the bytes that an operator allocates internally, besides its inputs and outputs."""
     rule = _RULES.get(func)
     return rule(args, out) if rule else 0
 
@@ -141,13 +140,13 @@ def _convolution(args: tuple[Any, ...], out: Tensor) -> int:
 
 
 def _convolution_backward(args: tuple[Any, ...], out: tuple[Tensor | None, ...]) -> int:
-    """First the gradient of the input, then that of the weight, each on blocked copies of what it reads."""
+    """Take the larger of two phases: the gradient of the input, then that of the weight, each on blocked copies."""
     gradient, x, weight, stride = args[0], args[1], args[2], args[4]
     blocked_gradient, blocked_weight = _blocked(gradient), _blocked_weight(weight)
     need = 0
     if out[0] is not None:
         blocked_x = _blocked(x)
-        # the weight's gradient, already in the ledger as an output, is not there yet
+        # the weight's gradient is already in the ledger as an output, but not allocated yet
         need = max(blocked_gradient + blocked_weight + blocked_x - _bytes(x), blocked_x) - _bytes(weight)
         if max(stride) > 1:
             need = max(need, 2 * _bytes(x) - _bytes(weight))
@@ -157,19 +156,19 @@ def _convolution_backward(args: tuple[Any, ...], out: tuple[Tensor | None, ...])
 
 
 def _lstm_workspace(args: tuple[Any, ...]) -> int:
-    """What a layer keeps for its backward pass: gates and states of each step, so far as oneDNN writes to them."""
+    """Bytes stored for a layer's backward pass: the gates and states of each step that oneDNN writes."""
     return 5 * _lstm_values(args)[1]
 
 
 def _lstm_backward(args: tuple[Any, ...], out: Any) -> int:
-    """Gradients of gates, states and inputs of all steps at once. The factors are measured."""
+    """Bytes of the gradients of gates, states and inputs of all steps at once. The factors are measured."""
     del out
     inputs, hidden = _lstm_values(args)
     return 2 * inputs + 6 * hidden
 
 
 def _lstm_values(args: tuple[Any, ...]) -> tuple[int, int]:
-    """The bytes of a layer's input and of its hidden state over all steps."""
+    """Return the bytes of a layer's input and of its hidden state over all steps."""
     x, w_hidden = args[0], args[2]
     steps, batch, _ = x.shape
     return _bytes(x), steps * batch * w_hidden.shape[1] * x.element_size()
@@ -184,12 +183,12 @@ def _padded(channels: int) -> int:
 
 
 def _blocked(x: Tensor) -> int:
-    """The bytes of images [batch, channels, ...] in oneDNN's blocked layout."""
+    """Return the bytes of images [batch, channels, ...] in oneDNN's blocked layout."""
     return _bytes(x) // x.shape[1] * _padded(x.shape[1])
 
 
 def _read(x: Tensor) -> int:
-    """The blocked copy of an input; images of few channels are read as they are."""
+    """Return the bytes of the blocked copy of an input; images with few channels are not copied."""
     return _blocked(x) if x.shape[1] >= CHANNEL_BLOCK else 0
 
 

@@ -1,7 +1,7 @@
-"""Counting multiply-adds: fvcore for one forward pass, rules that torch's own counter lacks for training.
+"""Counts multiply-adds: fvcore for one forward pass, and rules that torch's own counter lacks for training.
 
-Both count matrix products and convolutions only. fvcore's unit is the multiply-add, torch's is the FLOP, which is
-half of one. Neither knows the fused LSTM and attention operators of the CPU.
+Both count matrix products and convolutions only. fvcore's unit is the multiply-add, torch's is the FLOP, of which it
+has two. Neither supports the fused LSTM and attention operators of the CPU.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fleetbed.models.base import InputSpec, Net, input_dtype
 
 Shape = Sequence[int]
 
-#: the operators of fvcore that multiply and add; the others that it knows (norms, pooling) are elementwise
+#: the operators of fvcore that multiply and add; its other operators (norms, pooling) are elementwise
 _MULTIPLY_ADDS = ("conv", "linear", "addmm", "mm", "bmm", "matmul", "einsum", "lstm", "scaled_dot_product_attention")
 
 
 def forward_macs(net: Net, spec: InputSpec) -> float:
-    """The multiply-adds of one sample's forward pass. Runs it once: the tracer needs real tensors."""
+    """Return the multiply-adds of one sample's forward pass. Runs it once, because the tracer needs real tensors."""
     with warnings.catch_warnings():
-        # fvcore compiles and traces with parts of torch that are deprecated but have no successor there
+        # fvcore compiles and traces with deprecated parts of torch that have no replacement
         warnings.simplefilter("ignore")
         from fvcore.nn import FlopCountAnalysis
 
@@ -39,7 +39,7 @@ def forward_macs(net: Net, spec: InputSpec) -> float:
 
 
 def _traced_lstm(inputs: list[Any], outputs: list[Any]) -> float:
-    """Every step multiplies the weights of all layers once; biases are vectors."""
+    """Count each weight of all layers once per step; biases are vectors, and are not counted."""
     del outputs
     batch, steps = _shape(inputs[0])[:2]
     tensors = [_shape(tensor) for tensor in inputs[2].node().inputs()]
@@ -47,7 +47,7 @@ def _traced_lstm(inputs: list[Any], outputs: list[Any]) -> float:
 
 
 def _traced_attention(inputs: list[Any], outputs: list[Any]) -> float:
-    """Scores from queries and keys, then a weighted sum of the values."""
+    """Count the scores from queries and keys, and the weighted sum of the values."""
     del outputs
     query, key, value = (_shape(v) for v in inputs[:3])
     return float(prod(query) * key[-2] + prod(query[:-1]) * prod(value[-2:]))
@@ -64,7 +64,7 @@ def _lstm(x: Shape, w_input: Shape, w_hidden: Shape, *_: Any, **__: Any) -> int:
 
 
 def _lstm_backward(x: Shape, w_input: Shape, w_hidden: Shape, *_: Any, **__: Any) -> int:
-    """Gradients of what goes in and of the weights: each as much as the forward pass."""
+    """Count the gradients of the inputs and of the weights, each as much as the forward pass."""
     return 2 * _lstm(x, w_input, w_hidden)
 
 

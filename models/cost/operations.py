@@ -1,9 +1,9 @@
-"""The work of a training step by class of operation, counted from the operators that torch runs.
+"""Counts the work of a training step by class of operation, from the operators that torch runs.
 
-The count sits below autograd, so it sees forward and backward passes of any module as they run. Convolutions are split
-by kernel and groups; every other operator for which torch knows a FLOP count is a matrix product. All others are
-memory-bound and count the bytes that they read and write. A convolution counts the bytes of its tensors as well,
-because CPU kernels copy them into another layout first. Views and allocations are free.
+The counter works below autograd, so that it sees the forward and backward passes of any module. Convolutions are
+classified by kernel and groups; every other operator with a FLOP count in torch is a matrix product. All others are
+memory-bound, and count the bytes that they read and write. A convolution also counts the bytes of its tensors, because
+CPU kernels copy them into another layout first. Views and allocations are free.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Operations(Struct, frozen=True, kw_only=True):
 
     @property
     def flop(self) -> float:
-        """Of convolutions and matrix products, as FLOP are usually counted."""
+        """FLOP of convolutions and matrix products, as usually counted."""
         return self.conv_1x1_flop + self.conv_flop + self.depthwise_flop + self.matmul_flop
 
     def _each(self, value: Callable[[str], float]) -> Operations:
@@ -56,12 +56,12 @@ class Operations(Struct, frozen=True, kw_only=True):
 
 
 def compute_seconds(device: Device, work: Operations) -> float:
-    """How long the device computes."""
+    """Return how long the device needs to compute this work."""
     return seconds_of(rates_of(device), work) * device.train_scale
 
 
 def seconds_of(rates: Rates, work: Operations) -> float:
-    """Work over rate, class by class, and what the calls take."""
+    """Return the sum of work / rate over all classes, and of the time of the calls."""
     return (
         work.conv_1x1_flop / (1e9 * rates.conv_1x1_gflops)
         + work.conv_flop / (1e9 * rates.conv_gflops)
@@ -73,20 +73,20 @@ def seconds_of(rates: Rates, work: Operations) -> float:
 
 
 def update_work(parameters: int, kept_copies: int) -> Operations:
-    """One step of an optimiser that keeps so many values per parameter.
+    """Return the work of one step of an optimiser with `kept_copies` state values per parameter.
 
-    It reads the parameter and its gradient, writes the parameter, and reads and writes each kept value, in one call.
+    It reads the parameter and its gradient, writes the parameter, and reads and writes each state value, in one call.
     """
     return Operations(memory_bytes=FLOAT_BYTES * parameters * (3 + 2 * kept_copies), calls=1)
 
 
 def parameter_pass(parameters: int) -> Operations:
-    """One element-wise pass over all parameters: two values read, one written."""
+    """Return the work of one element-wise pass over all parameters: two values read, one written."""
     return Operations(memory_bytes=FLOAT_BYTES * parameters * 3, calls=1)
 
 
 class OperatorCount(TorchDispatchMode):
-    """Adds up the work of all operators that run inside it. `unknown` names those that no class knows."""
+    """Adds up the work of all operators that run inside it. `unknown` lists operators that are in no class."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -99,7 +99,7 @@ class OperatorCount(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:  # half of all calls in fake mode
             return func(*args, **kwargs)
-        if _is_composite(func):  # as in inference mode, where nothing above has taken it apart
+        if _is_composite(func):  # in inference mode, for example, nothing above has decomposed it
             with self:
                 return func.decompose(*args, **kwargs)
         out = self.run(func, args, kwargs)
@@ -107,7 +107,7 @@ class OperatorCount(TorchDispatchMode):
         return out
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Carry the operator out. Whoever times it does so here, without the counting."""
+        """Run the operator. Subclasses that measure time override this method, which excludes the counting."""
         return func(*args, **kwargs)
 
     def _count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -127,7 +127,7 @@ class OperatorCount(TorchDispatchMode):
 
 
 def _convolution(x: Tensor, weight: Tensor, out: Tensor, more: tuple[Any, ...], passes: int, moved: int) -> Operations:
-    """So many passes over a convolution, each as much as its forward pass. `more` has what follows the bias."""
+    """Return the work of `passes` passes, each as much as the forward pass. `more` are the arguments after the bias."""
     transposed, groups = more[3], more[5]
     places = x if transposed else out
     flop = 2.0 * passes * places.numel() // places.shape[1] * weight.numel()
@@ -144,19 +144,19 @@ def _forward(args: tuple[Any, ...], out: Any) -> tuple[Tensor, Tensor, Tensor, t
 
 
 def _backward(args: tuple[Any, ...], out: Any) -> tuple[Tensor, Tensor, Tensor, tuple[Any, ...], int]:
-    """A pass each for the gradients of input and weight, where they are asked for."""
+    """One pass each for the gradients of input and weight, if they are requested."""
     del out
     return args[1], args[2], args[0], args[4:], sum(args[10][:2])
 
 
 def _attention_maps(args: tuple[Any, ...], query: int, passes: int) -> int:
-    """Softmax over scores that the fused operator never writes down, but still computes: a read and a write a pass."""
+    """Bytes of the softmax over scores, which the fused operator computes but never stores: read and write per pass."""
     q, k = args[query], args[query + 1]
     return passes * 2 * FLOAT_BYTES * int(q.numel() // q.shape[-1] * k.shape[-2])
 
 
 def _gates(args: tuple[Any, ...], passes: int) -> int:
-    """The four gates of each step of a fused LSTM layer: a read and a write a pass."""
+    """Bytes of the four gates of each step of a fused LSTM layer: one read and one write per pass."""
     x, w_hidden = args[0], args[2]
     return passes * 2 * 4 * FLOAT_BYTES * int(x.shape[0] * x.shape[1] * w_hidden.shape[1])
 
@@ -166,12 +166,12 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _bytes(tensors: list[Tensor]) -> int:
-    """What lies in memory: an expanded tensor has more values than that."""
+    """Return the bytes in memory, which are fewer than the values of an expanded tensor."""
     return sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in tensors)
 
 
 def _is_free(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
-    """Views, allocations, and what gives no tensor at all."""
+    """Return whether an operator is a view or an allocation, or returns no tensor at all."""
     if not outputs and not func._schema.is_mutable:
         return True
     if torch.Tag.inplace_view in func.tags or func.overloadpacket in _ALLOCATIONS:
@@ -184,7 +184,7 @@ def _is_free(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
 
 @cache
 def _is_composite(func: Any) -> bool:
-    """Whether an operator has no kernel of its own, but is made of others."""
+    """Return whether an operator has no kernel of its own, but is composed of others."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU")
 
@@ -198,7 +198,7 @@ def _is_known(func: Any) -> bool:
 
 
 _CONVOLUTIONS = {aten.convolution: _forward, aten._convolution: _forward, aten.convolution_backward: _backward}
-#: torch's own counts of the rest; that of a grouped convolution's backward pass is too large, so ours is used above
+#: torch's own counts of the others; its count of a grouped convolution's backward pass is too large, hence the above
 _MATRIX_PRODUCTS: dict[Any, Callable[..., Any]] = {
     **{packet: rule for packet, rule in flop_registry.items() if packet not in _CONVOLUTIONS},
     **{packet: shape_wrapper(rule) for packet, rule in TRAINING_RULES.items()},
@@ -210,9 +210,9 @@ _INSIDE: dict[Any, Callable[[tuple[Any, ...]], int]] = {
     aten.mkldnn_rnn_layer_backward: lambda args: _gates(args, 2),
 }
 _ALLOCATIONS = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
-#: they read as much as they give, not the whole of what they look it up in
+#: operators that read as much as they return, not the whole table
 _LOOKUPS = {aten.embedding, aten.index, aten.index_select, aten.gather}
-#: operators, also their backward forms, whose time goes with the bytes that they move; element-wise ones have a tag
+#: operators, including their backward forms, whose time is proportional to their bytes; element-wise ones have a tag
 _MEMORY_BOUND_NAMES = """
 adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d all amax amin any arange argmax
 argmin as_strided_scatter avg_pool1d avg_pool2d avg_pool3d batch_norm_with_update bernoulli binary_cross_entropy

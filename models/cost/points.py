@@ -1,7 +1,7 @@
-"""Published training times: one row per device, model and batch, in a CSV file.
+"""Reads published training times: one row per device, model and batch, in a CSV file.
 
-A row that cannot be used is left out, and named with the reason; a file that is no such table is refused. The shipped
-file has the times that Flower Labs published for a Raspberry Pi 4.
+A row that cannot be used is skipped and reported with the reason; a file without such a table is refused. The shipped
+file contains the times that Flower Labs published for a Raspberry Pi 4.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Points(Struct, frozen=True, kw_only=True):
 
 
 class _Unusable(Exception):
-    """Why a row is left out."""
+    """The reason why a row is skipped."""
 
 
 def shipped_points() -> Path:
@@ -61,7 +61,7 @@ def shipped_points() -> Path:
 
 
 def read_points(path: Path, search: Sequence[Path] = ()) -> Points:
-    """The rows of the file, each with its device's profile."""
+    """Read the rows of the file, each with its device's profile."""
     points = Points(file=str(path), used=[], left_out=[], devices={})
     names = _Names(search)
     for number, row in enumerate(_rows(path), start=2):
@@ -86,7 +86,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
             missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
             if missing:
                 raise BadInput(
-                    f"{path}: the column {missing[0]} is missing from the first line; needed are {', '.join(COLUMNS)}."
+                    f"{path}: the column {missing[0]} is missing in the first line; it needs {', '.join(COLUMNS)}."
                 )
             return list(reader)
     except OSError as error:
@@ -113,7 +113,7 @@ def _point(number: int, row: dict[str, str], names: _Names) -> Point:
 
 
 class _Names:
-    """Profiles by name, or by title; titles are read only where a name is not enough."""
+    """Finds profiles by name or by title; titles are read only if a name is not found."""
 
     def __init__(self, search: Sequence[Path]) -> None:
         self._search = search
@@ -127,19 +127,19 @@ class _Names:
         if self._titles is None:
             self._titles = {}
             for name in self._known:
-                with suppress(BadInput):  # a profile that is wrong is complained about where a row names it
+                with suppress(BadInput):  # a wrong profile is reported when a row uses it
                     self._titles[load_device(name, self._search).title] = name
         return self._titles
 
 
 def _device(row: dict[str, str], names: _Names) -> str:
-    """A profile's name or title, or what the notes say."""
+    """Return the profile in the notes, if any; otherwise the one with the name or title in the device column."""
     noted = _PROFILE.search(row["notes"])
     asked = noted[1].strip() if noted else row["device"].strip()
     found = names.find(asked)
     if found is None:
         raise _Unusable(
-            f"the device {shorten(asked)} is not known: give the name of a profile (fleetbed profiles list device)"
+            f"the device {shorten(asked)} is unknown: give the name of a profile (fleetbed profiles list device)"
         )
     return found
 
@@ -171,4 +171,4 @@ def _seconds(value: str, unit: str) -> float:
 def _check_threads(row: dict[str, str], device: Device) -> None:
     threads = row["threads"].strip()
     if threads.isdecimal() and device.trains_on == "cpu" and int(threads) != device.cpu.cores:
-        raise _Unusable(f"threads is {threads}, but the rates of the device are of all {device.cpu.cores} cores")
+        raise _Unusable(f"threads is {threads}, but the rates of the device are those of all {device.cpu.cores} cores")

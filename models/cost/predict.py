@@ -1,10 +1,11 @@
-"""What training a variant costs, before it is trained: peak memory, FLOPs, the bytes of a model on the wire.
+"""Predicts the cost of training a variant: peak memory, FLOPs, the bytes of a model on the wire.
 
-Memory is what a client's process adds after its fork while it trains, the same definition as the cap's and the
-meter's. `rehearsal.py` finds it out; what it found is kept in the user's cache, for it takes seconds.
+Memory is what a client's process adds after its fork while it trains; the cap and the meter use the same definition.
+`rehearsal.py` computes it, which takes seconds, so that the result is stored in the user's cache.
 
-FLOPs are two per multiply-add and count matrix products and convolutions; elementwise work is left out, as fvcore,
-torch's counter and the papers do. The time on a device comes from the work by class of operation, which has all of it.
+FLOPs are two per multiply-add and include matrix products and convolutions; elementwise work is not counted, as in
+fvcore, torch's counter and the papers. The time on a device comes from the work by class of operation, which includes
+all of it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fleetbed.models.base import Family, InputSpec
-from fleetbed.models.cost.cache import kept
+from fleetbed.models.cost.cache import cached
 from fleetbed.models.cost.flops import forward_macs
 from fleetbed.models.cost.operations import Operations, parameter_pass
 from fleetbed.models.cost.rehearsal import Rehearsal, rehearse
@@ -33,7 +34,7 @@ PARAMETER_PASS_FLOPS = 2.0
 
 
 class Cost(Struct, frozen=True, kw_only=True):
-    """`memory` splits the peak `memory_bytes` by what is alive at that moment."""
+    """The cost of a task. `memory` divides the peak `memory_bytes` by the role of the bytes alive at that moment."""
 
     memory_bytes: int
     memory: dict[str, int]
@@ -41,7 +42,7 @@ class Cost(Struct, frozen=True, kw_only=True):
     operations: Operations  # of the whole work, by class
     steps: tuple[Operations, ...]  # of one step of each of its phases
     parameters: int
-    state_bytes: int  # parameters and buffers that travel: what a message with the whole model weighs
+    state_bytes: int  # parameters and buffers that are sent: the size of a message with the whole model
 
 
 def cost(family: Family, variant: str, spec: InputSpec, work: Work, optimizer: Optimizer) -> Cost:
@@ -83,9 +84,9 @@ def cost(family: Family, variant: str, spec: InputSpec, work: Work, optimizer: O
 
 @cache
 def _notice(operator: str, where: str) -> None:
-    """Once per operator and model."""
+    """Log an unclassified operator, once per operator and model."""
     logging.getLogger("fleetbed").warning(
-        "fleetbed: %s uses the operator %s, which no class of operations knows: it is counted as memory-bound",
+        "fleetbed: %s uses the operator %s, which is in no class of operations: it is counted as memory-bound",
         where,
         operator,
     )
@@ -93,7 +94,7 @@ def _notice(operator: str, where: str) -> None:
 
 @lru_cache(maxsize=1024)
 def forward_flops(family: Family, variant: str, spec: InputSpec) -> float:
-    """Of one sample, by fvcore. Apart from `cost`, for it takes as long and a choice does not need it."""
+    """Count one sample with fvcore. Separate from `cost`, because it takes as long and a choice does not need it."""
     about = [version("fvcore"), family.name, family.options, variant, spec]
     return _remembered(family, about, float, lambda: 2.0 * forward_macs(family.empty(variant, spec), spec))
 
@@ -105,6 +106,6 @@ def _rehearsed(family: Family, variant: str, spec: InputSpec, work: Work, optimi
 
 
 def _remembered(family: Family, about: object, type_: type[T], compute: Callable[[], T]) -> T:
-    """In the user's cache, unless the family is not ours: then its code may change without our noticing."""
+    """Use the user's cache, except for a family from elsewhere, whose code may change unnoticed."""
     ours = __package__ == type(family).__module__.rpartition(".")[0]
-    return kept(about, type_, compute) if ours else compute()
+    return cached(about, type_, compute) if ours else compute()

@@ -1,7 +1,7 @@
-"""Rates by class fitted to measured training times, and how well rates predict them.
+"""Fits rates by class to measured training times, and evaluates how well rates predict them.
 
-The fit is linear with coefficients of at least 0 and minimises relative errors, so that a model of 4 s counts as much
-as one of 70 s. The cost of a call is not fitted: the published steps are so long that it does not show in them.
+The fit is linear with coefficients of at least 0, and minimises relative errors, so that a model of 4 s counts as much
+as one of 70 s. The cost of a call is not fitted: it is negligible in the published steps, which are long.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from fleetbed.models.cost.operations import Operations
 from fleetbed.profiles.types import Rates
 
-#: fewer models than this cannot tell five rates apart
+#: fewer models than this do not determine five rates
 FEWEST_MODELS = 8
-#: of a class that none of the models uses: so fast that it adds nothing
+#: the rate of a class that none of the models uses: so fast that it adds nothing
 _UNUSED = 1e9
 Floats = NDArray[np.float64]
 
 
 class Errors(Struct, frozen=True, kw_only=True):
-    """Relative errors of predicted times, as parts of the measured ones; `rank` is Spearman's correlation."""
+    """Errors of predicted times relative to the measured ones; `rank` is Spearman's correlation."""
 
     points: int
     median: float
@@ -33,13 +33,13 @@ class Errors(Struct, frozen=True, kw_only=True):
 
 
 def fit_rates(works: Sequence[Operations], seconds: Sequence[float], call_us: float) -> Rates:
-    """The rates that predict these times best."""
+    """Return the rates that predict these times best."""
     from scipy.optimize import nnls
 
     measured = np.array(seconds)
     amounts = np.array([_amounts(work) for work in works])
     calls_s = np.array([work.calls for work in works]) * call_us / 1e6
-    scale = np.maximum(amounts.max(axis=0), 1e-12)  # so that the solver sees figures of one size
+    scale = np.maximum(amounts.max(axis=0), 1e-12)  # so that the solver gets values of similar size
     found, _ = nnls(amounts / scale / measured[:, None], (measured - calls_s) / measured)
     per_unit_s = found / scale
     rates = [float(f"{1 / s:.4g}") if s > 0 else _UNUSED for s in per_unit_s]
@@ -65,13 +65,13 @@ def errors(predicted: Sequence[float], measured: Sequence[float]) -> Errors:
 
 
 def _amounts(work: Operations) -> list[float]:
-    """In 10^9, in the order of the rates."""
+    """Return the amounts in units of 10^9, in the order of the rates."""
     amounts = (work.conv_1x1_flop, work.conv_flop, work.depthwise_flop, work.matmul_flop, work.memory_bytes)
     return [amount / 1e9 for amount in amounts]
 
 
 def _rank_correlation(left: Floats, right: Floats) -> float | None:
-    """None where it has no meaning: fewer than three points, or all alike."""
+    """Return Spearman's correlation; None if it is undefined, with fewer than three points or all equal."""
     from scipy.stats import rankdata
 
     ranks = np.array([rankdata(left), rankdata(right)])

@@ -1,10 +1,10 @@
-"""A training step rehearsed on tensors without data, in the order in which a client does it.
+"""Rehearses a training step on tensors without data, in the order in which a client does it.
 
-The model stands beside what the method holds (the received weights, for one), then come the batch, a forward pass that
-saves activations, a backward pass that frees them while gradients appear, and the update. The largest moment counts,
-not the sum of parts.
+First come the model and the tensors that the method holds (the received weights, for example), then the batch, a
+forward pass that saves activations, a backward pass that frees them while gradients appear, and the update. The peak
+counts, not the sum of the parts.
 
-Torch's fake mode imports its compiler when it is first used, which takes longer than the rehearsal.
+Torch's fake mode imports its compiler on first use, which takes longer than the rehearsal.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from fleetbed.models.cost.operations import Operations, OperatorCount, update_wo
 from fleetbed.models.work import Part, Pass, Work, through
 from fleetbed.profiles.experiment import Optimizer
 
-#: what a process costs that trains next to nothing: pages of Python and torch that it writes to, thread stacks,
-#: ZeroMQ. `fleetbed models check-memory` shows how far off it is.
+#: memory of a process that trains next to nothing: pages of Python and torch that it writes to, thread stacks, ZeroMQ.
+#: `fleetbed models check-memory` shows the error.
 PROCESS_BYTES = 8 << 20
-#: and what each parameter tensor brings along beside its values, its gradient and its optimiser's state: objects of
-#: Python and autograd, messages, kernels compiled at run time, pages that small blocks do not fill; measured
+#: memory of each parameter tensor besides its values, gradient and optimiser state: objects of Python and autograd,
+#: messages, kernels compiled at run time, pages that small blocks do not fill; measured
 TENSOR_BYTES = 20 << 10
 
 
@@ -36,7 +36,7 @@ class Rehearsal(Struct, frozen=True):
     memory: dict[str, int]
     steps: tuple[Operations, ...]  # one optimiser step of each phase, with what the method adds to it
     once: Operations
-    unknown: tuple[str, ...]  # operators that no class knows; counted as memory-bound
+    unknown: tuple[str, ...]  # operators in no class; counted as memory-bound
     parameters: int
     state_bytes: int
 
@@ -71,7 +71,7 @@ def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimize
             steps.append(count.total - start)
         once = Operations()
         for each in work.once:
-            # without gradients there is no need to show all samples at once
+            # without gradients the samples need not go through all at once
             samples = each.samples if each.kind == "train" else min(each.samples, work.batch)
             before = count.total
             x = _input(spec, shapes, replace(each, samples=samples), ledger)
@@ -125,7 +125,7 @@ def _cut_shapes(outline: Net, spec: InputSpec) -> dict[str, tuple[int, ...]]:
 
 
 def kept_copies(optimizer: Optimizer) -> int:
-    """Tensors that the optimiser keeps per parameter."""
+    """Return the number of state tensors of the optimiser per parameter."""
     if optimizer.name == "adam":
         return 2
     return 1 if optimizer.momentum else 0

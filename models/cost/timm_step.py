@@ -1,4 +1,4 @@
-"""The work of one training step of any timm model, by its name, counted on tensors without data."""
+"""Counts the work of one training step of any timm model, by its name, on tensors without data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from fleetbed.models.cost.cache import kept
+from fleetbed.models.cost.cache import cached
 from fleetbed.models.cost.operations import Operations, OperatorCount, update_work
 from fleetbed.models.families import vision  # noqa: F401  makes torchvision importable, which timm imports
 from fleetbed.profiles.errors import BadInput, nearest
@@ -30,7 +30,7 @@ SHORT_NAMES = {
     "maxvit_tiny": "maxvit_tiny_tf_224",
 }
 CLASSES = 1000  # of ImageNet, which published timings train on
-#: what a model may raise that cannot be made, or cannot take such images
+#: errors of a model that cannot be built, or cannot use such images
 _FAILURES = (RuntimeError, TypeError, ValueError, AssertionError, AttributeError, LookupError, ImportError)
 
 
@@ -41,14 +41,14 @@ class StepWork(Struct, frozen=True):
 
 @lru_cache(maxsize=1024)
 def step_work(name: str, shape: tuple[int, ...], batch: int) -> StepWork:
-    """Forward, backward and a plain SGD update of a batch, all parameters trained."""
+    """Count forward, backward and a plain SGD update of a batch, with all parameters trained."""
     full = timm_name(name)
     about = ["timm step", version("timm"), full, shape, batch]
-    return kept(about, StepWork, lambda: _count(full, shape, batch))
+    return cached(about, StepWork, lambda: _count(full, shape, batch))
 
 
 def timm_name(name: str) -> str:
-    """The name that timm knows a model by."""
+    """Return timm's name of a model."""
     full = SHORT_NAMES.get(name, name)
     if full.partition(".")[0] not in _known():
         raise nearest(name, _known() | set(SHORT_NAMES), "model of timm", "model")
@@ -56,7 +56,7 @@ def timm_name(name: str) -> str:
 
 
 def count_step(net: nn.Module, shape: tuple[int, ...], batch: int) -> StepWork:
-    """A training step of a classifier of images, whatever device its parameters are on."""
+    """Count a training step of an image classifier, whatever device its parameters are on."""
     with FakeTensorMode(allow_non_fake_inputs=True), OperatorCount() as count:
         held = net._apply(lambda t: torch.empty(t.shape, dtype=t.dtype)).train()
         count.total = Operations()
@@ -67,7 +67,7 @@ def count_step(net: nn.Module, shape: tuple[int, ...], batch: int) -> StepWork:
 
 
 def _count(name: str, shape: tuple[int, ...], batch: int) -> StepWork:
-    # published timings are of software that computed attention step by step
+    # the published timings come from software without fused attention
     fused = use_fused_attn()
     set_fused_attn(False)
     try:
@@ -80,7 +80,7 @@ def _count(name: str, shape: tuple[int, ...], batch: int) -> StepWork:
 
 
 def _outline(name: str, shape: tuple[int, ...]) -> Any:
-    """The model without storage. Those that are made for one size of image take it as an argument."""
+    """Build the model without storage. Models for a fixed image size take that size as an argument."""
     channels, *size = shape
     with torch.device("meta"):
         try:

@@ -1,4 +1,4 @@
-"""Predicted training times against published ones, point by point and by device."""
+"""Compares predicted training times with published ones, point by point and by device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fleetbed.profiles.types import Device, ProvenanceKind, Rates
 
 
 class Compared(Struct, frozen=True, kw_only=True):
-    """`unseen_s` is predicted by rates fitted without this model, where the device's rates were fitted."""
+    """One point. `unseen_s` is the prediction of rates fitted without this model, if the device's rates were fitted."""
 
     point: Point
     predicted_s: float
@@ -33,7 +33,7 @@ class Compared(Struct, frozen=True, kw_only=True):
 
 
 class DeviceResult(Struct, frozen=True, kw_only=True):
-    """`rates_from` says where the rates come from; `best_fit` are those that these points alone would give."""
+    """Errors on one device. `rates_from` is the origin of the rates; `best_fit` are the rates of these points alone."""
 
     device: str
     rates_from: tuple[ProvenanceKind, ...]
@@ -49,8 +49,8 @@ class Validation(Struct, frozen=True, kw_only=True):
     unknown_operators: dict[str, list[str]]  # by operator: the models that use it
 
 
-def validate(points: Points) -> Validation:
-    """Compare every point whose model can be counted; the others are left out, each with its reason."""
+def validate_points(points: Points) -> Validation:
+    """Compare every point whose model can be counted; skip the others, each with a reason."""
     works: dict[int, Operations] = {}
     left_out = list(points.left_out)
     unknown: dict[str, list[str]] = {}
@@ -97,7 +97,7 @@ def validate(points: Points) -> Validation:
 
 
 def _unseen(device: Device, own: list[Point], works: dict[int, Operations]) -> Iterator[tuple[int, float]]:
-    """Leave one model out: what rates fitted to all others predict for it."""
+    """Predict each model with rates fitted to all other models (leave one out)."""
     for model in {point.model for point in own}:
         rates = _fit(device, [point for point in own if point.model != model], works)
         if rates is None:

@@ -1,4 +1,4 @@
-"""A model that is one chain of stages, for the families of small convolutional networks."""
+"""A model that is a chain of stages, for the families of small convolutional networks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fleetbed.models.base import Net
 
 
 class Chain(Net):
-    """The first stage is the extractor, `pool` turns what the last one gives into features for `fc`."""
+    """The first stage is the extractor; `pool` turns the output of the last one into features for `fc`."""
 
     def __init__(self, stages: Mapping[str, nn.Module], pool: nn.Module, fc: nn.Module) -> None:
         super().__init__()

@@ -45,7 +45,7 @@ class FedHeNet(Chain):
         if not isinstance(module, nn.Conv2d | nn.Linear):
             super().initialise_module(module)
             return
-        # LeCun's normal, cut at two deviations; the divisor gives what is left of it the deviation wanted
+        # LeCun's normal, truncated at two deviations; the divisor restores the wanted deviation
         deviation = sqrt(1 / module.weight[0].numel()) / 0.8796256610342398
         nn.init.trunc_normal_(module.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
         if module.bias is not None:
@@ -69,7 +69,7 @@ class FedHeFamily(Family):
         first = nn.Sequential(
             nn.Conv2d(channels, filters[0], 3, padding=1),
             *_after(filters[0], dropout),
-            # Keras's "same" pooling leaves its padding out of the mean: what repeating the border gives
+            # Keras's "same" pooling excludes its padding from the mean, which equals repeating the border
             nn.ReplicationPad2d((0, 1, 0, 1)),
             nn.AvgPool2d(2, stride=1),
         )
@@ -93,5 +93,5 @@ def _after(filters: int, dropout: float) -> tuple[nn.Module, ...]:
 
 
 def _third(size: int) -> int:
-    """The size of a map after a 3x3 convolution of stride 2 without padding."""
+    """Return the size of a map after a 3x3 convolution of stride 2 without padding."""
     return (size - 3) // 2 + 1

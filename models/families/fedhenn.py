@@ -1,6 +1,6 @@
 """The five networks of FedHeNN (Makhija et al., 2022): one to three convolutions, one to three dense layers.
 
-The features are what the last dense layer reads. Unlike the released code, these networks do not drop out logits.
+The features are the input of the last dense layer. Unlike the released code, these networks do not drop out logits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LAYOUTS = {  # in order of parameters at 3x32x32
 
 
 class FedHeNNFamily(Family):
-    """Five networks that share nothing but the similarity of what they represent."""
+    """Five networks that share nothing but the similarity of their representations."""
 
     name = "fedhenn-cnn"
     shared = False

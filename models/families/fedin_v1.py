@@ -1,9 +1,8 @@
 """The five networks of the first version of FedIN (Chan and Ngai, 2023, Table I), read literally.
 
-A block is a 1x1 convolution to c channels and a 3x3 one to 4c, beside a shortcut. A 3x3 stem is the
-extractor; each of the three stages opens with a block that projects its shortcut, followed by more blocks in
-stages 2 and 3. Where the table is illegible (stage 2 of models B and C) two further blocks are assumed, as in
-model A.
+A block is a 1x1 convolution to c channels and a 3x3 one to 4c, with a shortcut. A 3x3 stem is the extractor; each of
+the three stages begins with a block that projects its shortcut, followed by more blocks in stages 2 and 3. Where the
+table is illegible (stage 2 of models B and C), two further blocks are assumed, as in model A.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ EXPANSION = 4
 
 
 class Block(nn.Module):
-    """1x1 to `width` channels, 3x3 to four times as many, and the shortcut."""
+    """A 1x1 convolution to `width` channels, a 3x3 one to four times as many, and the shortcut."""
 
     def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
         super().__init__()
@@ -42,7 +41,7 @@ class Block(nn.Module):
 
 
 class FedInV1Family(Family):
-    """Blocks are named by stage and place, so each of the models is a part of model A."""
+    """Blocks are named by stage and position, so that each of the models is a part of model A."""
 
     name = "fedin-v1"
     shared = True

@@ -1,4 +1,4 @@
-"""The families by name. A module is imported when its family is asked for: timm alone takes half a second."""
+"""Finds families by name. A module is imported only when its family is requested: timm alone takes half a second."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _FAMILIES = {
 }
 
 
-def names() -> tuple[str, ...]:
-    """Every family that `family` knows."""
+def family_names() -> tuple[str, ...]:
+    """Return the names of all families."""
     return tuple(_FAMILIES)
 
 
 def family(name: str, options: Mapping[str, Any] | None = None) -> Family:
-    """The family `name` with all of its variants (`Family.narrow` keeps some) and these options."""
+    """Return the family `name` with these options and all of its variants (`Family.narrow` selects some)."""
     if name not in _FAMILIES:
         raise nearest(name, _FAMILIES, "model family", "model.family")
     module, kind = _FAMILIES[name]

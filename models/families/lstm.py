@@ -1,8 +1,7 @@
 """The text networks of FedHeNN (Makhija et al., 2022): frozen embedding, LSTM of one or two layers, two dense.
 
-The paper's embedding is GloVe, which cannot be shipped: here it is random, the same for everyone, and frozen,
-so it is neither trained nor sent, and counts as no parameter (221,472 and 353,568 at 2 classes, as in the
-paper).
+The paper's embedding is GloVe, which cannot be shipped. Here it is random, the same for every client, and frozen: it is
+neither trained nor sent, and does not count as parameters (221,472 and 353,568 at 2 classes, as in the paper).
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Lstm(Net):
 
 
 class LstmFamily(Family):
-    """The layer of the smaller network is the lower one of the larger."""
+    """The layer of the smaller network is the lower layer of the larger one."""
 
     name = "lstm"
     shared = True

@@ -1,8 +1,8 @@
-"""ResNets cut by depth, by width, or by both, with torchvision's tensor names, so that its weights fit.
+"""ResNets cut by depth, by width, or by both, with torchvision's tensor names, so that its weights can be loaded.
 
-A variant holds the first blocks of each stage and a window of each layer's channels, so every tensor of it is
-a part of the tensor with the same name in the largest variant. Layers of the same width share one window:
-what a residual addition adds is aligned, and batch norm and the inputs of the next layer follow.
+A variant has the first blocks of each stage and a window of each layer's channels, so that each of its tensors is a
+part of the tensor with the same name in the largest variant. Layers of the same width share one window: the terms of a
+residual addition are aligned, and so are batch norm and the inputs of the next layer.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ RATES = {"sixteenth": 1 / 16, "eighth": 1 / 8, "quarter": 1 / 4, "half": 1 / 2, 
 
 class ResNetOptions(Options, frozen=True, kw_only=True):
     """`base_width` is the width of the first stage, doubled in each of the next three; `stem` is ImageNet's
-    7x7 of stride 2 with max-pooling, or a 3x3 of stride 1 without it, which keeps small images large.
-    `zero_init_residual` starts every block as its shortcut, as torchvision's option does: deep variants then learn as
-    soon as shallow ones, which short runs need."""
+    7x7 of stride 2 with max-pooling, or a 3x3 of stride 1 without it, which does not shrink small images.
+    `zero_init_residual` makes every block start as its shortcut, like torchvision's option: deep variants then learn as
+    early as shallow ones, which matters in short runs."""
 
     base_width: Annotated[int, Meta(ge=1, le=4096)] = 64
     stem: Stem = "7x7"
@@ -42,14 +42,14 @@ class ResNetOptions(Options, frozen=True, kw_only=True):
 
 
 class Cut(NamedTuple):
-    """What a variant holds of the largest one: blocks per stage and the part of each layer's channels."""
+    """The part of the largest variant that a variant has: blocks per stage, and the part of each layer's channels."""
 
     blocks: tuple[int, ...]
     rate: float = 1.0
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut. Written out here, for importing torchvision takes over a second."""
+    """Two 3x3 convolutions with a shortcut. Written out here, because importing torchvision takes over a second."""
 
     def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(Net):
-    """Stem, four stages of basic blocks and a classifier, with free depths and widths."""
+    """Stem, four stages of basic blocks and a classifier, with any depths and widths."""
 
     extractor_parts = frozenset({"conv1", "bn1"})
     classifier_parts = frozenset({"fc"})
@@ -137,7 +137,7 @@ def _stage(blocks: int, inputs: int, width: int, stride: int) -> nn.Sequential:
 
 
 class ResNetFamily(Family):
-    """What the three families share; they differ in their table of cuts."""
+    """The base of the three families, which differ in their table of cuts."""
 
     shared = True
     options_type = ResNetOptions
@@ -151,10 +151,10 @@ class ResNetFamily(Family):
 
     @property
     def smallest_image(self) -> int:
-        return int(self.options.stem[0])  # the stem's kernel lies within the image
+        return int(self.options.stem[0])  # the stem's kernel must not be larger than the image
 
     def widths(self, variant: str) -> tuple[int, ...]:
-        """The channels of the four stages; the stem has those of the first."""
+        """Return the channels of the four stages; the stem has as many as the first."""
         rate = self.cuts[variant].rate
         return tuple(ceil(rate * self.options.base_width * 2**stage) for stage in range(4))
 
@@ -183,19 +183,19 @@ class ResNetFamily(Family):
 
 
 def _window(part: int, full: int, shift: int) -> Tensor | None:
-    """`part` of `full` channels from `shift` on, wrapping around; all of them are None."""
+    """Return the numbers of `part` of `full` channels from `shift` on, wrapping around; None if it is all of them."""
     return None if part == full else (torch.arange(part) + shift) % full
 
 
 def _rows(name: str, windows: list[Tensor | None]) -> Index:
-    """The rows of a tensor's first two dimensions: output and input channels."""
+    """Return the rows of a tensor's first two dimensions: output and input channels."""
     if name.startswith("fc."):
         return (None, windows[3]) if name == "fc.weight" else (None,)
     match = re.match(r"layer(\d)\.(\d+)\.(conv1|downsample)?", name)
     if match is None:  # the stem
         return (windows[0], None)
     stage = int(match[1]) - 1
-    opens = stage > 0 and match[2] == "0" and match[3]  # these read what the stage before gives
+    opens = stage > 0 and match[2] == "0" and match[3]  # these read the output of the previous stage
     return (windows[stage], windows[stage - 1 if opens else stage])
 
 
@@ -215,7 +215,7 @@ class ResNetWidth(ResNetFamily):
 
 
 class ResNetGrid(ResNetFamily):
-    """Depth and width together. By parameters and by FLOPs the order is the same: width first, then depth."""
+    """Depth and width together. The order by parameters and by FLOPs is the same: width first, then depth."""
 
     name = "resnet-grid"
     by_width = True

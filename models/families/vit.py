@@ -1,7 +1,7 @@
-"""ViT-S cut by depth, from timm's parts and with timm's tensor names, so that its pre-trained weights fit.
+"""ViT-S cut by depth, from timm's parts and with timm's tensor names, so that its pre-trained weights can be loaded.
 
-A variant has the first blocks of twelve. At 224x224, patch 16 and 10 classes that is 14,571,658 parameters
-with eight blocks and 1,774,464 more with each further one.
+A variant has the first blocks of twelve. At 224x224, patch 16 and 10 classes that is 14,571,658 parameters with eight
+blocks, and 1,774,464 more with each further block.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ LAYERS = {f"vit{layers}": layers for layers in range(8, 13)}
 
 
 class VitOptions(Options, frozen=True, kw_only=True):
-    """`patch` is the side of a patch; the image size is the data's own (`data.image_size`). `width` is that
-    of the tokens, shared among `heads`: small runs need less than ViT-S has. `pretrained` starts from timm's
-    ImageNet weights, all but the head; they are downloaded once."""
+    """`patch` is the side of a patch; the image size is that of the data (`data.image_size`). `width` is that of the
+    tokens, divided among `heads`: small runs need less than ViT-S has. `pretrained` starts from timm's ImageNet
+    weights, except the head; they are downloaded once."""
 
     patch: Width = 16
     width: Width = 384
@@ -103,16 +103,16 @@ class VitFamily(Family):
         super().__init__(options)
         if options.width % options.heads:
             raise BadInput(
-                f"model.options of {self.name}: a width of {options.width} cannot be shared by "
-                f"{options.heads} heads: choose a multiple of the heads."
+                f"model.options of {self.name}: a width of {options.width} cannot be divided among "
+                f"{options.heads} heads: choose a multiple of the number of heads."
             )
         default = VitOptions()
         for option in ("patch", "width", "heads"):
             wanted = getattr(default, option)
             if options.pretrained and getattr(options, option) != wanted:
                 raise BadInput(
-                    f"model.options of {self.name}: the pre-trained weights are of a model with {option} "
-                    f"{wanted}, found {getattr(options, option)}: leave it out or set pretrained to false."
+                    f"model.options of {self.name}: the pre-trained weights need {option} {wanted}, but it is "
+                    f"{getattr(options, option)}: remove it, or set pretrained to false."
                 )
 
     @property
@@ -125,8 +125,8 @@ class VitFamily(Family):
         _, height, width = spec.shape
         if height % patch or width % patch:
             raise BadInput(
-                f"{self.name} needs images whose sides are multiples of the patch of {patch}, found "
-                f"{height}x{width}: set data.image_size or model.options.patch so that they are."
+                f"{self.name} needs images whose sides are multiples of the patch of {patch}, but these are "
+                f"{height}x{width}: change data.image_size or model.options.patch."
             )
 
     def make(self, variant: str, spec: InputSpec) -> Net:
@@ -151,7 +151,7 @@ class VitFamily(Family):
 
 
 def _pretrained(spec: InputSpec) -> dict[str, Tensor]:
-    """timm's weights without the head, with the position embedding resized to the image."""
+    """Load timm's weights without the head, with the position embedding resized to the image."""
     try:
         model = timm.create_model(
             PRETRAINED, pretrained=True, in_chans=spec.shape[0], img_size=spec.shape[1:], num_classes=0
@@ -159,8 +159,8 @@ def _pretrained(spec: InputSpec) -> dict[str, Tensor]:
     except OSError as error:
         raise HostCannot(
             f"model.options.pretrained: the weights of {PRETRAINED} are not in the cache of the Hugging Face "
-            f"hub and cannot be downloaded from this host ({type(error).__name__}): run it once where "
-            f"huggingface.co can be reached and copy that cache, or set pretrained to false."
+            f"hub and cannot be downloaded from this host ({type(error).__name__}): run it once on a host that "
+            f"can reach huggingface.co and copy its cache, or set pretrained to false."
         ) from error
     tensors: dict[str, Tensor] = model.state_dict()
     return tensors

@@ -1,4 +1,4 @@
-"""Rows and models made by hand, for tests whose answer can be worked out on paper."""
+"""Rows and models made by hand, for tests whose answer can be calculated by hand."""
 
 from __future__ import annotations
 

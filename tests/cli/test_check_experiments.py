@@ -1,4 +1,4 @@
-"""`profiles check` of experiments: what they name exists and goes together, and every mistake is listed."""
+"""`profiles check` of experiments: everything they refer to exists and fits together, and every mistake is listed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_base_is_sound(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         (["model.options.widht=3"], "model.options.widht: there is no key 'widht'"),
         (["model.variants=[resnet10, resnet11]"], "there is no variant 'resnet11'"),
         (["model.assign=[resnet10, resnet11]"], "model.assign, of the family resnet-stage: there is no variant"),
-        (["model.family=lstm", "model.options={}"], "lstm reads text, the data is images"),
+        (["model.family=lstm", "model.options={}"], "lstm needs text, but the data is images"),
         (["model.family=fedhenn-cnn", "model.options={}", "data.image_size=8"], "needs images of at least 28x28"),
         (["data.name=fashion-mimi"], "there is no data set 'fashion-mimi'; did you mean fashion-mini"),
         (["data.name=no/such.npz"], "does not exist: give the path of an .npz file"),
@@ -69,7 +69,7 @@ def test_the_base_is_sound(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         (["data.partition={kind: file, file: no.json}"], "no.json does not exist: give the path of a partition file"),
         (["availability={kind: trace, trace: no.tsv}"], "no.tsv does not exist: give the path of a trace file"),
         (["availability.bandwidth=no"], "no does not exist: give the path of a trace file"),
-        (["timing={source: replay, replay: no}"], "is not a run's folder"),
+        (["timing={source: replay, replay: no}"], "is not the folder of a run"),
         (["policies=[{kind: over-select, invite: 9, take: 3}]"], "invite is 9, but 8 clients take part"),
         (["policies=[{kind: async}]", "participation.selection=tier"], "async has no rounds"),
         (["algorithms=[{name: fedhenn}]"], "data.public"),
@@ -79,7 +79,7 @@ def test_the_base_is_sound(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         ),
     ],
 )
-def test_what_does_not_exist_or_fit(
+def test_missing_or_inconsistent_settings(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, sets: list[str], says: str
 ) -> None:
     (sentence, *_) = check(capsys, tmp_path / "x.yaml", *sets)
@@ -108,7 +108,7 @@ def test_all_mistakes_are_listed(capsys: pytest.CaptureFixture[str], tmp_path: P
         assert any(key in sentence for sentence in found), key
 
 
-def test_nothing_is_said_twice(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_no_mistake_is_listed_twice(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A value that is wrong by itself has no consequences: nothing else is known of it."""
     for change in ("policies=[{kind: deadline, deadline_s: -1}]", "algorithms.0.name=3", "fleet=", "algorithms=[]"):
         assert len(check(capsys, tmp_path / "x.yaml", change)) == 1, change

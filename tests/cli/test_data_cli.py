@@ -1,4 +1,4 @@
-"""`fleetbed data`: what it prints and writes, and its exit codes."""
+"""`fleetbed data`: its output, its files and its exit codes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def experiment(path: Path, data: dict[str, Any]) -> str:
     return str(path)
 
 
-def test_list_says_what_is_ready(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_which_sets_are_ready(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("list", "--json") == 0
     sets = {row["name"]: row["ready"] for row in json.loads(capsys.readouterr().out)}
     expected = dict.fromkeys(("fashion-mnist", "mnist", "cifar10", "cifar100", "svhn"), False)
@@ -65,7 +65,9 @@ def test_partition_writes_a_picture_and_the_split(capsys: pytest.CaptureFixture[
     assert len(png) > 10_000
 
 
-def test_what_partition_wrote_can_be_used_as_a_partition(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_written_partition_can_be_used_as_a_partition_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert run("partition", "demo") == 0
     assert "written: out/partition.png" in capsys.readouterr().out
     own = experiment(tmp_path / "own.yaml", {"partition": {"kind": "file", "file": "out/partition.json"}})

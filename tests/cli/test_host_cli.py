@@ -15,7 +15,7 @@ from fleetbed.emulator.machine import calibration
 from fleetbed.emulator.machine.calibration import HostRate
 from fleetbed.profiles.types import Rates
 
-QUIET = HostRate(180.0, 120.0, 2, 0.01, 0.02, other_cores=0.0)
+IDLE = HostRate(180.0, 120.0, 2, 0.01, 0.02, other_cores=0.0)
 BUSY = HostRate(90.0, 60.0, 2, 0.5, 0.5, other_cores=1.3)
 
 
@@ -45,15 +45,15 @@ def test_doctor_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert {knob["status"] for knob in report["knobs"]} <= {"enforced", "modelled", "unavailable"}
 
 
-def test_calibrate_keeps_what_it_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "measure_rate", lambda: QUIET)
+def test_calibrate_saves_its_measurement(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "measure_rate", lambda: IDLE)
     assert run("calibrate", "--json") == 0
     first = json.loads(capsys.readouterr().out)
     assert first["calibration"]["rate"]["alone_gflops"] == 180.0
     assert run("calibrate") == 0
     out = capsys.readouterr()
     assert first["id"] in out.out
-    assert "one core alone 180.0 GFLOPS (spread 1.0%)" in out.out
+    assert "one core alone: 180.0 GFLOPS (spread 1.0%)" in out.out
     assert out.err == ""
 
 
@@ -62,20 +62,22 @@ def test_calibrate_warns_on_a_busy_host(capsys: pytest.CaptureFixture[str], monk
     assert run("calibrate") == 0
     told = capsys.readouterr()
     assert "others kept 1.3 cores busy" in told.err
-    assert "is not kept" in told.err
-    assert "kept in" not in told.out
+    assert "was not saved" in told.err
+    assert "saved in" not in told.out
 
 
 @pytest.fixture
 def findings(monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     """What the hogs will be said to have found; nothing is run."""
     found: list[Finding] = []
-    monkeypatch.setattr(calibration, "measure_rate", lambda: QUIET)
+    monkeypatch.setattr(calibration, "measure_rate", lambda: IDLE)
     monkeypatch.setattr(verify, "_findings", lambda _order: iter(found))
     return found
 
 
-def test_verify_says_what_was_asked_and_got(capsys: pytest.CaptureFixture[str], findings: list[Finding]) -> None:
+def test_verify_prints_requested_and_measured_values(
+    capsys: pytest.CaptureFixture[str], findings: list[Finding]
+) -> None:
     findings.append(Finding("rate alone", "raspberry-pi-5-8gb", 2.0, 2.002, "pacing"))
     assert run("verify", "--devices", "raspberry-pi-5-8gb", "--json") == 0
     (proof,) = json.loads(capsys.readouterr().out)["proofs"]
@@ -88,7 +90,7 @@ def test_verify_fails_beyond_the_bar(capsys: pytest.CaptureFixture[str], finding
     assert run("verify", "--devices", "raspberry-pi-5-8gb") == 1
     out = capsys.readouterr()
     assert "-9.09%" in out.out
-    assert "others kept up to 0.9 cores busy" in out.err
+    assert "other processes used up to 0.9 cores" in out.err
 
 
 def test_verify_refuses_an_unknown_device(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,15 +126,15 @@ def test_measure_warns_where_a_step_did_not_repeat(
     steady = board.measure_classes(1)
     monkeypatch.setattr(board, "measure_classes", lambda _: replace(steady, spread=1.3))
     assert run("profiles", "measure", "--name", "b") == 0
-    assert "took times that are 130% apart" in capsys.readouterr().err
+    assert "times of the same training step differ by 130%" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_measured")
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--out", "there.yaml"], "there.yaml: this file exists already"),
-        (["--out", "nowhere/b.yaml"], "there is no folder nowhere"),
+        (["--out", "there.yaml"], "there.yaml: this file already exists"),
+        (["--out", "nowhere/b.yaml"], "the folder nowhere does not exist"),
         (["--link", "wifi9"], "wifi9"),
     ],
 )

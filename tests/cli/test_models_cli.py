@@ -1,4 +1,4 @@
-"""`fleetbed models`: what variants cost and who can train which, from the command line."""
+"""`fleetbed models`: costs of variants, and which devices can train them, from the command line."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_list_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "list", "--family", "fedhenn-cnn", "--image", "3x32x32", "--optimizer", "adam")
     lines = out.splitlines()
     assert code == 0
-    assert "adam at batch 16" in lines[0]
+    assert "trained with adam, batch 16" in lines[0]
     assert len(lines) == 2 + 5
     assert "307842" in next(line for line in lines if "conv2-fc3" in line)
 
@@ -126,7 +126,7 @@ def test_fit_as_a_table(capsys: pytest.CaptureFixture[str], boards: str) -> None
         (("check-memory", "--batches", "8,many"), "--batches is '8,many'"),
         (("check-memory", "--batches", "0"), "--batches is 0"),
         (("check-memory", "--family", "vgg"), "vgg"),
-        (("check-memory", "--out", "/nowhere/at/all.md"), "there is no folder"),
+        (("check-memory", "--out", "/nowhere/at/all.md"), "the folder /nowhere/at does not exist"),
     ],
 )
 def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str], args: tuple[str, ...], words: str) -> None:

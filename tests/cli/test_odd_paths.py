@@ -1,4 +1,4 @@
-"""What lies where a file or folder is expected: one sentence and exit code 2, never a traceback, never a wait."""
+"""Odd things in place of a file or folder: one sentence and exit code 2, never a traceback, never a hang."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_folders_of_profiles_and_results(capsys: pytest.CaptureFixture[str], tmp
     [
         ("a\0b", "has a NUL byte"),
         ("\udcff.yaml", "is not UTF-8 text"),
-        ("~nouser/x.yaml", "this host knows no home folder"),
+        ("~nouser/x.yaml", "that user has no home folder on this host"),
     ],
 )
 def test_paths_that_no_file_can_have(capsys: pytest.CaptureFixture[str], text: str, says: str) -> None:
@@ -129,13 +129,13 @@ def test_a_key_with_half_a_character_or_a_nul_byte(capsys: pytest.CaptureFixture
     assert "NUL byte" in refused(capsys, "profiles", "check", str(file))
 
 
-def test_a_current_folder_that_is_gone_or_no_text(tmp_path: Path) -> None:
+def test_a_current_folder_that_is_missing_or_not_utf8(tmp_path: Path) -> None:
     # in a process of its own: this one must keep its folder
     program = "import os, sys; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1]) if len(sys.argv) > 2 else None; "
     program += "from fleetbed.cli.main import main; main(['profiles', 'list', 'link'])"
     strange = os.fsencode(tmp_path) + b"/\xff"
     os.mkdir(strange)
-    for extra, says in (([], b"is not UTF-8 text"), (["gone"], b"does not exist any more")):
+    for extra, says in (([], b"is not UTF-8 text"), (["gone"], b"the current folder no longer exists")):
         command = [sys.executable, "-I", "-c", program, strange, *extra]
         done = subprocess.run(command, capture_output=True, timeout=60, check=False)
         assert done.returncode == 2, done.stderr

@@ -1,4 +1,4 @@
-"""`fleetbed profiles`, `fleetbed schema`, and what main makes of errors."""
+"""`fleetbed profiles`, `fleetbed schema`, and the errors that main handles."""
 
 import json
 import os
@@ -87,7 +87,7 @@ def test_show_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_name_of_two_kinds_needs_the_kind(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "profiles", "show", "demo")
     assert (code, out) == (2, "")
-    assert err == "fleetbed: the name demo is that of one fleet and one experiment: add --kind.\n"
+    assert err == "fleetbed: demo is the name of one fleet and one experiment: choose one with --kind.\n"
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ STUDY = "title: x\nfleet: demo\nalgorithms:\n  - name: heteroavg\n"
         (DEVICE.replace("cores: 4", "cores: 4\n  cores: 4"), ", line 7: the key cpu.cores is given twice"),
         (DEVICE.replace("link: wifi5", "link: wifi55"), "link: there is no link 'wifi55'; did you mean wifi5"),
         ("", "is empty: a mapping of keys to values is needed."),
-        ("just text", 'holds "just text" at the top, but a mapping (key: value) is needed.'),
+        ("just text", 'has "just text" at the top, but a mapping (key: value) is needed.'),
         ("title: [", "is not valid YAML: "),
         (FLEET.replace("0.5", "0.4", 1), "the weights of members sum to 0.9, but 1 or 100 is needed"),
         (FLEET.replace("total: 4", "total: 0"), "total is 0, but a whole number from 1"),
@@ -128,7 +128,7 @@ STUDY = "title: x\nfleet: demo\nalgorithms:\n  - name: heteroavg\n"
         (STUDY.replace("fleet: demo", "fleet: demmo"), "fleet: there is no fleet 'demmo'; did you mean demo?"),
         (STUDY + "server: {device: sever}\n", "server.device: there is no device 'sever'; did you mean server?"),
         (STUDY + "rounds: 0\n", "rounds is 0, but a whole number from 1"),
-        (STUDY + "  - name: heteroavg\n", 'algorithms: "heteroavg" is there twice'),
+        (STUDY + "  - name: heteroavg\n", 'algorithms: "heteroavg" occurs twice'),
     ],
 )
 def test_bad_files(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, expected: str) -> None:
@@ -186,11 +186,11 @@ def test_a_file_whose_kind_is_not_plain_needs_the_kind(capsys: pytest.CaptureFix
     file.write_text("title: x\n")
     code, _, err = run(capsys, "profiles", "check", str(file))
     assert code == 2
-    assert "add --kind" in err
+    assert "choose one with --kind" in err
 
 
 @pytest.mark.parametrize("kind", ["device", "link", "fleet", "experiment"])
-def test_schema_prints_what_is_shipped(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+def test_schema_prints_the_shipped_schema(capsys: pytest.CaptureFixture[str], kind: str) -> None:
     code, out, _ = run(capsys, "schema", kind)
     assert code == 0
     assert out == (shipped() / "schemas" / f"{kind}.json").read_text()

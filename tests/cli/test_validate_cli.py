@@ -46,9 +46,9 @@ def test_a_table_the_errors_and_a_plot(tmp_path: Path, capsys: pytest.CaptureFix
     assert "-20%" in out.out
     assert "+25%" in out.out
     assert "derived" in out.out
-    assert "row 4 is left out: there is no model other" in out.err
-    assert 'row 5 is left out: value is "0", but a time above 0 is needed' in out.err
-    assert out.err.count("no class knows the operator odd::op of net") == 1
+    assert "row 4 is skipped: there is no model other" in out.err
+    assert 'row 5 is skipped: value is "0", but a time above 0 is needed' in out.err
+    assert out.err.count("the operator odd::op of net, net is in no class") == 1
     for suffix in ("png", "pdf"):
         assert (tmp_path / "there" / f"device-time.{suffix}").stat().st_size > 1000
 
@@ -71,7 +71,7 @@ def test_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (HEADER + ROW.format(model="net", value=1, unit="fortnights"), "row 2: unit is"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_and_nothing_written(
+def test_a_file_that_cannot_be_compared_is_refused_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, sentence: str
 ) -> None:
     if content is not None:

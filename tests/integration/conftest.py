@@ -1,4 +1,4 @@
-"""What tests with real processes need."""
+"""Fixtures of tests with real processes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def start(tmp_path: Path) -> Callable[..., Path]:
     """Carry a small run out; gives its folder."""
 
-    def start_run(*sets: str, name: str = "run", watch: Observer | None = None) -> Path:
+    def start_run(*sets: str, name: str = "run", observer: Observer | None = None) -> Path:
         folder = tmp_path / name
-        run.start(tiny(*sets), folder, search=(), command="test", watch=watch or Observer())
+        run.start(tiny(*sets), folder, search=(), command="test", observer=observer or Observer())
         return folder
 
     return start_run

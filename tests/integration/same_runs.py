@@ -1,4 +1,4 @@
-"""What two runs must have in common to be the same, and the processes and folders that a run must not leave behind."""
+"""Checks that two runs are the same, and that a run leaves no processes or folders behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client's bad reply costs it the task and nobody else anything; a method that fails says where, and is resumed."""
+"""A bad reply fails only its own task; a method that fails is reported with file and line, and can be resumed."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def models(folder: Path) -> dict[str, dict[str, Tensor]]:
 def test_bad_replies_cost_their_senders_a_task_and_change_no_result(start: Start, method: str) -> None:
     liar, absent = Liar(), Liar(only="crash")
     rounds = "rounds=5" if method != "private" else "rounds=3"
-    folder = start(*sets(method), rounds, name="lied", watch=liar)
+    folder = start(*sets(method), rounds, name="lied", observer=liar)
     told = {OUTCOMES[kind] for kind in liar.told.values()}
     assert len(set(liar.told.values())) > 5
     assert told == {"refused", "diverged", "crash"}
@@ -153,7 +153,7 @@ def test_bad_replies_cost_their_senders_a_task_and_change_no_result(start: Start
         expected = OUTCOMES[liar.told[number]] if number in liar.told else "ok"
         assert (number, outcome) == (number, expected), liar.told.get(number)
     assert query(folder, "SELECT value FROM meta WHERE key = 'status'") == [('"done"',)]
-    without = start(*sets(method), rounds, name="absent", watch=absent)
+    without = start(*sets(method), rounds, name="absent", observer=absent)
     ours, theirs = models(folder), models(without)
     assert ours.keys() == theirs.keys()
     for name, tensors in ours.items():
@@ -177,10 +177,10 @@ class Spoiler(Observer):
         return outcome
 
 
-def test_what_is_not_finite_in_shared_memory_is_noticed(start: Start) -> None:
-    watch = Spoiler()
-    folder = start("model.options={base_width: 16}", "model.variants=[resnet10]", watch=watch)
-    assert watch.spoilt == 2
+def test_values_that_are_not_finite_in_shared_memory_are_noticed(start: Start) -> None:
+    observer = Spoiler()
+    folder = start("model.options={base_width: 16}", "model.variants=[resnet10]", observer=observer)
+    assert observer.spoilt == 2
     assert query(folder, "SELECT DISTINCT client FROM tasks WHERE outcome = 'diverged'") == [(3,)]
     assert query(folder, "SELECT merged FROM rounds") == [(7,), (7,)]
     assert all(torch.isfinite(t).all() for t in models(folder)["resnet10.safetensors"].values())
@@ -228,7 +228,7 @@ def test_a_method_that_raises_ends_the_run_with_its_name_and_place(
     assert f"its traceback is in {folder / 'error.log'}" in said
     assert "in fails" in (folder / "error.log").read_text()
     assert query(folder, "SELECT value FROM meta WHERE key = 'status'") == [('"failed"',)]
-    run.resume(tiny(*TINIER, "processes=inline"), folder, search=(), watch=Observer())
+    run.resume(tiny(*TINIER, "processes=inline"), folder, search=(), observer=Observer())
     rows = "SELECT task, client, outcome, uploaded_s, loss, merged_version FROM tasks ORDER BY task"
     assert query(folder, rows) == query(whole, rows)
     for name, tensors in models(folder).items():
@@ -253,7 +253,7 @@ def test_a_method_that_gives_back_something_else_is_named(
         start(*TINIER, "processes=inline")
 
 
-def test_what_a_method_reports_of_its_tasks_is_recorded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_of_tasks_are_recorded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
     client = heteroavg.Method.client

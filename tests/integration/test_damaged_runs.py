@@ -1,4 +1,4 @@
-"""Whatever became of a run's folder: resumed it ends with the undisturbed result, or with one sentence."""
+"""However a run's folder is damaged, resuming gives the undisturbed result or one sentence."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def within(seconds: int) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     experiment = load_experiment("demo", (), (*TINIER, *SETS))
-    (folder,) = start_study(experiment, tmp_path_factory.mktemp("w") / "s", search=(), command="", watch=Observer())
+    (folder,) = start_study(experiment, tmp_path_factory.mktemp("w") / "s", search=(), command="", observer=Observer())
     return results(folder)
 
 
@@ -74,7 +74,7 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     killed = folder.with_name("killed")
     experiment = load_experiment("demo", (), (*TINIER, *SETS))
     with pytest.raises(Stopped):
-        start_study(experiment, folder, search=(), command="", watch=CopyAfter(34, folder, killed))
+        start_study(experiment, folder, search=(), command="", observer=CopyAfter(34, folder, killed))
     run = killed / RUN
     assert len(list((run / "state").glob("checkpoint-*"))) == 2
     assert list((run / "state").glob("client-*/task-*"))
@@ -204,7 +204,7 @@ def spoil(attempt: Attempt, name: str, kind: str, seed: int) -> str:
     return sentence
 
 
-def test_what_is_not_damaged_comes_to_the_same(attempt: Attempt) -> None:
+def test_an_undamaged_folder_gives_the_same_result(attempt: Attempt) -> None:
     assert attempt(lambda _: None) == ""
 
 
@@ -250,7 +250,7 @@ def test_records_that_were_changed_are_noticed(attempt: Attempt, table: str) -> 
 
 def test_a_checkpoint_of_another_run_is_not_taken(attempt: Attempt, tmp_path: Path) -> None:
     experiment = load_experiment("demo", (), (*TINIER, *SETS, "seeds=[2]"))
-    (other,) = start_study(experiment, tmp_path / "other", search=(), command="", watch=Observer())
+    (other,) = start_study(experiment, tmp_path / "other", search=(), command="", observer=Observer())
     foreign = sorted((other / "state").glob("checkpoint-*"))
 
     def swap(folder: Path) -> None:

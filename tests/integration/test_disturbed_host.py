@@ -1,4 +1,4 @@
-"""A run whose host was measured while others used it says so at once, in its records and in its report."""
+"""A run whose calibration was disturbed reports this at once, in its records and in its report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Heard(Observer):
 
 
 @pytest.mark.parametrize("disturbed", [True, False])
-def test_a_disturbed_calibration_is_told_and_not_kept(
+def test_a_disturbed_calibration_is_reported_and_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disturbed: bool
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -44,7 +44,7 @@ def test_a_disturbed_calibration_is_told_and_not_kept(
     monkeypatch.setattr(References, "_measure", lambda *_: answer)
     sets = (*TINIER, "processes=inline", "timing.source=enforced", "seeds=[1, 2]", "rounds=1")
     heard = Heard()
-    folders = start_study(load_experiment("demo", (), sets), tmp_path / "s", search=(), command="", watch=heard)
+    folders = start_study(load_experiment("demo", (), sets), tmp_path / "s", search=(), command="", observer=heard)
     told = [line for line in heard.lines if line.startswith("others used this host while it was measured (others kept")]
     kept = Store().path.exists()
     assert kept != disturbed

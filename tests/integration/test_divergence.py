@@ -1,4 +1,4 @@
-"""Training that diverges is a result: the run goes on or ends as it is told, is recorded, resumed and evaluated."""
+"""Training that diverges is a result: the run continues or stops as set, and is recorded, resumed and evaluated."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ def sets(method: str, lr: str = "100", policy: str = "{kind: sync}") -> tuple[st
 
 @pytest.mark.parametrize("method", [m if m in QUICK else pytest.param(m, marks=pytest.mark.slow) for m in METHODS])
 def test_every_method_goes_on_to_the_end_and_says_so(start: Start, method: str) -> None:
-    watch = Heard()
-    folder = start(*sets(method), watch=watch)
+    observer = Heard()
+    folder = start(*sets(method), observer=observer)
     assert query(folder, STATUS) == [('"done"',)]
     assert query(folder, "SELECT max(round) FROM tasks") == [(4,)]
     assert query(folder, "SELECT count(*) FROM tasks WHERE outcome NOT IN ('ok', 'diverged')") == [(0,)]
     assert query(folder, "SELECT count(*) FROM tasks WHERE outcome = 'diverged' AND merged_version IS NOT NULL") == [
         (0,)
     ]
-    said = [text for text in watch.said if text.startswith("training diverged: ")]
+    said = [text for text in observer.said if text.startswith("training diverged: ")]
     assert 1 <= len(said) <= 2
     assert sorted(said) == sorted(text for _, _, text in query(folder, NOTICES))
     assert not query(folder, "SELECT 1 FROM evaluations WHERE abs(loss) = 9e999 OR accuracy NOT BETWEEN 0 AND 1")
@@ -98,15 +98,15 @@ class Stopped(Observer):
 def test_a_diverged_run_is_resumed_to_the_same_result(start: Start, method: str) -> None:
     whole = start(*sets(method), name="whole")
     with pytest.raises(KeyboardInterrupt):
-        start(*sets(method), name="cut", watch=Stopped())
+        start(*sets(method), name="cut", observer=Stopped())
     cut = whole.parent / "cut"
-    run.resume(tiny(*sets(method)), cut, search=(), watch=Observer())
+    run.resume(tiny(*sets(method)), cut, search=(), observer=Observer())
     for sql in (OUTCOMES, EVALUATIONS, NOTICES):
         assert query(cut, sql) == query(whole, sql)
     assert query(cut, "SELECT count(*) FROM evaluations WHERE loss IS NULL") != [(0,)]
 
 
-def test_it_stops_where_it_is_told_to_and_again_when_it_is_resumed(start: Start, tmp_path: Path) -> None:
+def test_it_stops_on_divergence_and_again_when_it_is_resumed(start: Start, tmp_path: Path) -> None:
     told = (*sets("heteroavg"), "training.on_divergence=stop")
     with pytest.raises(FleetbedError) as caught:
         start(*told)
@@ -117,12 +117,12 @@ def test_it_stops_where_it_is_told_to_and_again_when_it_is_resumed(start: Start,
     assert query(folder, STATUS) == [('"failed"',)]
     assert len(query(folder, NOTICES)) == 1
     with pytest.raises(FleetbedError) as again:
-        run.resume(tiny(*told), folder, search=(), watch=Observer())
+        run.resume(tiny(*told), folder, search=(), observer=Observer())
     assert str(again.value) == str(caught.value)
     assert len(query(folder, NOTICES)) == 1
 
 
-def test_a_merge_that_overflows_is_said_and_does_not_crash(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_that_overflows_is_reported_and_does_not_crash(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     merge = heteroavg.Method.merge
 
     def overflows(self: heteroavg.Method, state: Bundle, arrivals: list[Arrival]) -> object:
@@ -162,7 +162,7 @@ def test_a_run_of_the_first_version_is_read_and_resumed(start: Start) -> None:
     """Its tables become those of today, and its configuration lacks the keys that came later."""
     whole = start(*sets("heteroavg"), name="whole")
     with pytest.raises(KeyboardInterrupt):
-        start(*sets("heteroavg"), name="cut", watch=Stopped())
+        start(*sets("heteroavg"), name="cut", observer=Stopped())
     cut = whole.parent / "cut"
     with sqlite3.connect(cut / "run.sqlite") as db:
         db.execute("DELETE FROM evaluations WHERE loss IS NULL")
@@ -178,5 +178,5 @@ def test_a_run_of_the_first_version_is_read_and_resumed(start: Start) -> None:
     assert query(cut, "SELECT * FROM evaluations") == before
     assert query(cut, "SELECT value FROM meta WHERE key = 'schema_version'") == [(str(SCHEMA_VERSION),)]
     assert Checkpoints(cut).found()
-    run.resume(tiny(*sets("heteroavg")), cut, search=(), watch=Observer())
+    run.resume(tiny(*sets("heteroavg")), cut, search=(), observer=Observer())
     assert query(cut, OUTCOMES) == query(whole, OUTCOMES)

@@ -35,9 +35,11 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     rate = HostRate(alone_gflops=50.0, busy_gflops=40.0, cores=2, alone_spread=0.0, busy_spread=0.0, other_cores=0.0)
     Store().save(Calibration(host_fingerprint(), "2020-01-01", rate))
 
-    def start(*sets: str, watch: Observer | None = None, folder: Path | None = None) -> Path:
+    def start(*sets: str, observer: Observer | None = None, folder: Path | None = None) -> Path:
         experiment = load_experiment("demo", (), (*TINIER, *sets))
-        return start_study(experiment, folder or tmp_path / "s", search=(), command="", watch=watch or Observer())[0]
+        return start_study(
+            experiment, folder or tmp_path / "s", search=(), command="", observer=observer or Observer()
+        )[0]
 
     return start
 
@@ -55,7 +57,7 @@ def test_a_lost_or_spoilt_message_and_a_dead_client_are_outcomes(go: Start) -> N
     saboteur = Saboteur(plan)
     # tasks so long that hardly ever one has answered, unheard, at the moment at which its client is killed
     steps = ("training.epochs=20", "training.max_steps=20")
-    folder = go("rounds=8", "participation.ratio=0.5", *steps, watch=saboteur)
+    folder = go("rounds=8", "participation.ratio=0.5", *steps, observer=saboteur)
     assert [fault for fault, _, _ in saboteur.done] == list(plan.values())
     expected = {}
     for fault, round_, worker in saboteur.done:
@@ -93,7 +95,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 @pytest.mark.parametrize("kib", [700, *(pytest.param(kib, marks=pytest.mark.slow) for kib in (20, 60, 100, 300, 500))])
-def test_a_full_disk_is_a_sentence_and_the_run_goes_on_when_there_is_room(
+def test_a_full_disk_is_one_sentence_and_the_run_resumes_when_there_is_space(
     go: Start, tmp_path: Path, small_disk: Callable[[int], Path], kib: int
 ) -> None:
     sets = ("processes=inline", "rounds=4")
@@ -106,7 +108,7 @@ def test_a_full_disk_is_a_sentence_and_the_run_goes_on_when_there_is_room(
     assert results(resumed) == whole
 
 
-def test_a_host_that_cannot_write_what_a_client_keeps_ends_the_run_and_it_goes_on(
+def test_a_client_state_that_cannot_be_written_ends_the_run_which_can_be_resumed(
     go: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sets = ("processes=inline", "algorithms=[{name: fedhe, params: {batch: 4}}]", "evaluation.every=2")
@@ -140,7 +142,7 @@ def test_two_hundred_rounds_with_every_fault(go: Start) -> None:
         "training.epochs=3",
         "training.max_steps=3",
         "evaluation.every=50",
-        watch=saboteur,
+        observer=saboteur,
     )
     outcomes = Counter(outcome for (outcome,) in query(folder, "SELECT outcome FROM tasks"))
     print(

@@ -1,4 +1,4 @@
-"""What a dry run says is what the run then does: device time, tasks, lost work; and what would help."""
+"""A dry run predicts the run: device time, tasks and lost work; and gives advice."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Heard(Observer):
 def both(tmp_path: Path) -> Both:
     """The forecast of a run, and the run."""
 
-    def go(*sets: str, watch: Observer | None = None) -> tuple[Forecast, Path]:
+    def go(*sets: str, observer: Observer | None = None) -> tuple[Forecast, Path]:
         settings = (*TINIER, "processes=inline", "data.public=8", "rounds=3", *sets)
         experiment = load_experiment("demo", (), settings)
         (config,) = runs(experiment)
-        told = forecast(config, search=(), watch=Observer())
+        told = forecast(config, search=(), observer=Observer())
         number = len(list(tmp_path.iterdir()))
         (folder,) = start_study(
-            experiment, tmp_path / f"study-{number}", search=(), command="", watch=watch or Observer()
+            experiment, tmp_path / f"study-{number}", search=(), command="", observer=observer or Observer()
         )
         return told, folder
 
@@ -104,12 +104,12 @@ def slow_kind(both: Both, tmp_path: Path) -> tuple[tuple[str, ...], float, float
     return sets, (max(needed[0], needed[1]) + min(needed[2], needed[3])) / 2, max(needed.values())
 
 
-def test_a_deadline_that_a_kind_of_device_misses_is_told_before_and_at_the_start(
+def test_a_deadline_that_a_kind_of_device_misses_is_reported_in_forecast_and_run(
     both: Both, slow_kind: tuple[tuple[str, ...], float, float]
 ) -> None:
     sets, deadline_s, needed_s = slow_kind
     heard = Heard()
-    told, folder = both(*sets, f"policies=[{{kind: deadline, deadline_s: {deadline_s}}}]", watch=heard)
+    told, folder = both(*sets, f"policies=[{{kind: deadline, deadline_s: {deadline_s}}}]", observer=heard)
     (warning,) = told.warnings
     assert "6 of 6 tasks of raspberry-pi-4b-4gb (100%) would miss deadline_s" in warning
     late = query(folder, "SELECT device, count(*) FROM tasks JOIN clients USING (client) WHERE outcome = 'late'")
@@ -140,10 +140,12 @@ def test_the_budget_that_is_named_helps(both: Both, slow_kind: tuple[tuple[str, 
     assert query(folder, "SELECT count(*) FROM tasks WHERE outcome = 'late'") == [(0,)]
 
 
-def test_what_can_be_met_is_not_warned_of(both: Both, slow_kind: tuple[tuple[str, ...], float, float]) -> None:
+def test_a_deadline_that_can_be_met_gives_no_warning(
+    both: Both, slow_kind: tuple[tuple[str, ...], float, float]
+) -> None:
     sets, _, needed_s = slow_kind
     heard = Heard()
-    told, _ = both(*sets, f"policies=[{{kind: deadline, deadline_s: {1.1 * needed_s}}}]", watch=heard)
+    told, _ = both(*sets, f"policies=[{{kind: deadline, deadline_s: {1.1 * needed_s}}}]", observer=heard)
     assert told.warnings == []
     assert [line for line in heard.lines if "deadline_s" in line] == []
 

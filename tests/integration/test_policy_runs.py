@@ -1,4 +1,4 @@
-"""Policies, methods and availability in whole runs, inline: what is refused, what ends how, when rounds end."""
+"""Policies, methods and availability in whole runs, inline: refusals, outcomes, and the ends of rounds."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ QUICK = {
 
 @pytest.fixture
 def go(tmp_path: Path) -> Start:
-    def start(*sets: str, name: str = "study", watch: Observer | None = None) -> Path:
+    def start(*sets: str, name: str = "study", observer: Observer | None = None) -> Path:
         experiment = load_experiment("demo", (), (*TINIER, "processes=inline", "training.max_steps=1", *sets))
-        return start_study(experiment, tmp_path / name, search=(), command="", watch=watch or Observer())[0]
+        return start_study(experiment, tmp_path / name, search=(), command="", observer=observer or Observer())[0]
 
     return start
 
@@ -109,7 +109,7 @@ def test_late_results_of_a_method_with_stages_are_refused(go: Start) -> None:
         go(f"algorithms=[{ALGORITHMS[GRAMS]}]", f"policies=[{POLICIES['deadline']}]", "data.public=8")
 
 
-def test_a_deadline_that_nobody_can_meet_is_refused_with_the_shortest_possible(go: Start, tmp_path: Path) -> None:
+def test_a_deadline_that_no_client_can_meet_is_refused_with_the_shortest_possible(go: Start, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"deadline_s is 0\.001.*fastest client, 00\d \(.*\), needs (\S+) s") as refused:
         go("policies=[{kind: deadline, deadline_s: 0.001}]")
     assert not (tmp_path / "study").exists()
@@ -120,7 +120,7 @@ def test_a_deadline_that_nobody_can_meet_is_refused_with_the_shortest_possible(g
 
 
 @pytest.mark.parametrize("partial", [False, True])
-def test_partial_work_is_what_fits_the_deadline_and_the_rest_is_whole(go: Start, tmp_path: Path, partial: bool) -> None:
+def test_partial_work_fits_the_deadline_and_other_tasks_are_complete(go: Start, tmp_path: Path, partial: bool) -> None:
     fleet = tmp_path / "two.yaml"
     fleet.write_text(
         "title: a fast one and a slow one\nmembers:\n"
@@ -206,10 +206,10 @@ def test_a_run_ends_when_too_few_clients_are_left_for_a_merge(
     for task in range(9 - needed):
         spoil(recorded, task, "oom")
     with pytest.raises(FleetbedError, match=rf"take part: {needed - 1}, needed for a merge: {needed};"):
-        go(*sets, f"timing={{source: replay, replay: {recorded}}}", name="replayed", watch=EndIt())
+        go(*sets, f"timing={{source: replay, replay: {recorded}}}", name="replayed", observer=EndIt())
 
 
-def test_the_model_of_a_client_that_steps_down_is_evaluated_and_stored_as_what_it_is(go: Start) -> None:
+def test_the_smaller_model_of_a_client_that_steps_down_is_evaluated_and_stored(go: Start) -> None:
     sets = (f"algorithms=[{ALGORITHMS['fedhe']}]",)
     recorded = go(*sets, name="recorded")
     ((task, client),) = query(
@@ -246,7 +246,7 @@ def test_a_client_that_leaves_is_an_outcome_and_the_round_goes_on(go: Start, tmp
     assert query(folder, "SELECT merged FROM rounds") == [(7,), (7,)]
 
 
-def test_the_blind_server_invites_those_who_are_away(go: Start, tmp_path: Path) -> None:
+def test_uniform_selection_invites_absent_clients(go: Start, tmp_path: Path) -> None:
     trace = stays(
         tmp_path, *((client, 900, 1000) for client in range(4)), *((client, 0, 1000) for client in range(4, 8))
     )
@@ -256,7 +256,7 @@ def test_the_blind_server_invites_those_who_are_away(go: Start, tmp_path: Path) 
     assert query(folder, "SELECT merged FROM rounds") == [(4,), (4,)]
 
 
-def test_when_nobody_is_there_the_timeline_goes_on_to_who_comes(go: Start, tmp_path: Path) -> None:
+def test_without_available_clients_the_timeline_advances_to_the_next_arrival(go: Start, tmp_path: Path) -> None:
     trace = stays(tmp_path, *((client, 500 + client / 100, 600) for client in range(8)))
     for policy, concurrency in (("sync", 1), ("async", 8)):
         folder = go(trace, f"policies=[{{kind: {policy}}}]", "rounds=1", name=policy)
@@ -297,7 +297,7 @@ def test_coming_and_going_survives_an_interruption(go: Start, tmp_path: Path, se
     whole = go(*sets, name="whole")
     assert query(whole, "SELECT count(*) FROM tasks WHERE outcome = 'offline'")[0][0] > 0
     with pytest.raises(KeyboardInterrupt):
-        go(*sets, name="stopped", watch=StopInTheMiddle())
+        go(*sets, name="stopped", observer=StopInTheMiddle())
     (resumed,) = resume_study(tmp_path / "stopped", Observer())
     assert results(resumed) == results(whole)
 
@@ -311,7 +311,7 @@ def test_a_link_is_as_fast_as_its_trace(go: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_late_tasks_cost_what_had_passed_when_they_were_cut_off(go: Start, tmp_path: Path) -> None:
+def test_late_tasks_are_charged_up_to_their_cut_off(go: Start, tmp_path: Path) -> None:
     (tmp_path / "slow").write_text("0\t0.5\n1000\t0.5\n")
     sets = (f"availability.bandwidth={tmp_path / 'slow'}", "rounds=3", "training.max_steps=8")
     whole = go(*sets, name="whole")
@@ -339,7 +339,7 @@ def test_late_tasks_cost_what_had_passed_when_they_were_cut_off(go: Start, tmp_p
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        go(*sets, policy, name="stopped", watch=StopInTheMiddle())
+        go(*sets, policy, name="stopped", observer=StopInTheMiddle())
     (resumed,) = resume_study(tmp_path / "stopped", Observer())
     assert results(resumed) == results(cut)
 
@@ -358,7 +358,7 @@ def test_a_client_waits_from_the_end_of_its_task_to_the_next_dispatch(go: Start,
     assert waits > 8
 
 
-def test_who_was_away_did_not_wait(go: Start, tmp_path: Path) -> None:
+def test_an_absent_client_has_no_waiting_time(go: Start, tmp_path: Path) -> None:
     trace = stays(tmp_path, *((client, 500, 600) for client in range(8)))
     folder = go(trace, "rounds=1", "participation.selection=available")
     assert query(folder, "SELECT dispatched_s, waited_s FROM tasks") == [(500.0, 0.0)]

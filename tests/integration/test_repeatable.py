@@ -29,7 +29,7 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
 
     def start(name: str, *sets: str) -> Path:
         experiment = load_experiment("demo", (), (*TINIER, "participation.ratio=0.5", *sets))
-        folder = start_study(experiment, tmp_path / name, search=(), command="", watch=Observer())[0]
+        folder = start_study(experiment, tmp_path / name, search=(), command="", observer=Observer())[0]
         assert failures(folder) == []  # first, for it would explain every difference
         return folder
 
@@ -76,7 +76,7 @@ def test_all_ways_of_running_give_the_same(go: Start, policy: str) -> None:
             assert results(go(f"{mode}-one", *sets, f"processes={mode}")) == first
 
 
-def test_what_a_client_keeps_is_there_however_early_the_host_was_done_with_it(go: Start) -> None:
+def test_the_state_of_a_client_is_available_however_early_the_host_finished(go: Start) -> None:
     """Processes write their files when the host is done, which under async may be many merges before the task ends."""
     sets = ("algorithms=[{name: fedhe, params: {batch: 4}}]", "policies=[{kind: async, concurrency: 4}]", "rounds=3")
     assert results(go("resident", *sets)) == results(go("inline", *sets, "processes=inline"))
@@ -162,7 +162,7 @@ def test_a_replay_takes_the_variants_that_were_chosen_whatever_was_measured(go: 
     assert query(replayed, "SELECT plan_s FROM tasks WHERE task = 0") == [(7,)]
 
 
-def test_a_replay_of_another_configuration_is_refused_and_what_differs_is_named(go: Start) -> None:
+def test_a_replay_of_another_configuration_is_refused_with_the_differences(go: Start) -> None:
     first = go("first", "processes=inline", "rounds=1")
     with pytest.raises(BadInput, match=r"different are: experiment\.training\.batch, seed$"):
         go("replayed", "rounds=1", "training.batch=5", "seeds=[2]", f"timing={{source: replay, replay: {first}}}")

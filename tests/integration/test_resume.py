@@ -1,4 +1,4 @@
-"""A run that was ended at any moment goes on, and ends with what an undisturbed one ends with."""
+"""A run that was stopped at any moment can be resumed, with the same result as an undisturbed one."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ class StopAfter(Observer):
             raise Stopped
 
 
-def study(folder: Path, *sets: str, watch: Observer | None = None) -> Path:
+def study(folder: Path, *sets: str, observer: Observer | None = None) -> Path:
     experiment = load_experiment("demo", (), (*TINY, *sets))
-    return start_study(experiment, folder, search=(), command="test", watch=watch or Observer())[0]
+    return start_study(experiment, folder, search=(), command="test", observer=observer or Observer())[0]
 
 
 def command(*arguments: str, sets: tuple[str, ...] = ()) -> list[str]:
@@ -112,7 +112,7 @@ def test_it_ends_the_same_wherever_it_was_stopped(tmp_path: Path, sets: tuple[st
     whole = results(study(tmp_path / "whole", *sets))
     stopped = tmp_path / "stopped"
     with pytest.raises(Stopped):
-        study(stopped, *sets, watch=StopAfter(17))
+        study(stopped, *sets, observer=StopAfter(17))
     for ticks in (1, 14, 5, 9):
         with pytest.raises(Stopped):
             resume_study(stopped, StopAfter(ticks))
@@ -177,10 +177,10 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_anew(tmp_path:
     (second / "run.sqlite").write_bytes(b"")  # as it is before its first transaction
     for part in (".setup.json.123.part", "state/.checkpoint-00000000.safetensors.123.part"):
         (second / part).write_bytes(b"half")
-    watch = StopAfter(10**9)
-    folders = resume_study(folder, watch)
+    observer = StopAfter(10**9)
+    folders = resume_study(folder, observer)
     assert [results(each) for each in folders] == whole
-    assert "done before" in watch.said
+    assert "done before" in observer.said
 
 
 def _names(folder: Path) -> list[str]:
@@ -191,7 +191,7 @@ def _names(folder: Path) -> list[str]:
 def stopped(tmp_path: Path) -> Path:
     """A study that was stopped in its third round, with two checkpoints."""
     with pytest.raises(Stopped):
-        study(tmp_path / "stopped", *SYNC, "processes=inline", watch=StopAfter(30))
+        study(tmp_path / "stopped", *SYNC, "processes=inline", observer=StopAfter(30))
     return tmp_path / "stopped"
 
 
@@ -214,13 +214,13 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, stopped: 
     whole = results(study(tmp_path / "whole", *SYNC, "processes=inline"))
     _, newest = _checkpoints(stopped)
     damage(newest, at=0.9)
-    watch = StopAfter(10**9)
-    (folder,) = resume_study(stopped, watch)
-    assert any(newest.name in text and "continuing from an older checkpoint" in text for text in watch.said)
+    observer = StopAfter(10**9)
+    (folder,) = resume_study(stopped, observer)
+    assert any(newest.name in text and "continuing from an older checkpoint" in text for text in observer.said)
     assert results(folder) == whole
 
 
-def test_when_every_checkpoint_is_damaged_it_says_what_to_do(stopped: Path) -> None:
+def test_if_every_checkpoint_is_damaged_the_message_gives_advice(stopped: Path) -> None:
     for path in _checkpoints(stopped):
         damage(path, at=0.01)  # in the header, where no tensor lies
     with pytest.raises(Exception, match=r"checkpoint-.*checkpoint-.*move .* away, and --resume carries"):
@@ -233,7 +233,7 @@ def _edit_study(folder: Path, **changes: Any) -> None:
     (folder / "study.json").write_bytes(msgspec.json.encode(content))
 
 
-def test_another_configuration_is_refused_and_what_differs_is_named(stopped: Path) -> None:
+def test_another_configuration_is_refused_with_the_differences(stopped: Path) -> None:
     _edit_study(stopped, batch=8)
     with pytest.raises(BadInput, match=r"configuration.*experiment\.training\.batch \(4 then, 8 now\)"):
         resume_study(stopped, Observer())
@@ -257,7 +257,7 @@ def test_another_device_is_refused_and_named(tmp_path: Path) -> None:
     sets = (*TINY, "processes=inline", "server.device=mine")
     experiment = load_experiment("demo", (folder.parent,), sets)
     with pytest.raises(Stopped):
-        start_study(experiment, tmp_path / "s", search=(folder.parent,), command="", watch=StopAfter(30))
+        start_study(experiment, tmp_path / "s", search=(folder.parent,), command="", observer=StopAfter(30))
     device.write_text(device.read_text().replace("fp32_gflops: 2", "fp32_gflops: 3"))
     with pytest.raises(BadInput, match=r"profiles changed: server "):
         resume_study(tmp_path / "s", Observer())
@@ -272,7 +272,7 @@ def test_other_data_is_refused_and_named(tmp_path: Path) -> None:
 
     write(1)
     with pytest.raises(Stopped):
-        study(tmp_path / "s", f"data.name={tmp_path / 'own.npz'}", "processes=inline", watch=StopAfter(30))
+        study(tmp_path / "s", f"data.name={tmp_path / 'own.npz'}", "processes=inline", observer=StopAfter(30))
     write(2)  # with the labels as they were, so that everybody has the same samples by number
     with pytest.raises(BadInput, match=r"profiles changed: data \("):
         resume_study(tmp_path / "s", Observer())
@@ -287,9 +287,9 @@ def test_a_study_that_somebody_works_on_is_left_alone(tmp_path: Path) -> None:
                 resume_study(tmp_path / "s", Observer())
             self.refused += 1
 
-    watch = Intruder()
-    study(tmp_path / "s", "processes=inline", "rounds=1", watch=watch)
-    assert watch.refused > 0
+    observer = Intruder()
+    study(tmp_path / "s", "processes=inline", "rounds=1", observer=observer)
+    assert observer.refused > 0
 
 
 def test_a_lock_that_was_removed_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +325,7 @@ def test_an_enforced_run_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 raise Stopped
 
     with pytest.raises(Stopped):
-        study(tmp_path / "s", *sets, watch=AfterFive())
+        study(tmp_path / "s", *sets, observer=AfterFive())
     before = "SELECT task, client, uploaded_s, merged_version FROM tasks WHERE merged_version <= 5 ORDER BY task"
     merged = query(tmp_path / "s" / "heteroavg-async-1", before)
     (folder,) = resume_study(tmp_path / "s", Observer())

@@ -69,7 +69,7 @@ class Rogue(Observer):
 def attacked(start: Callable[..., Path], count: int) -> None:
     calm = start(name="calm")
     rogue = Rogue(count)
-    folder = start(name="attacked", watch=rogue)
+    folder = start(name="attacked", observer=rogue)
     assert rogue.sent == count // 4 * 4
     assert query(folder, RESULTS) == query(calm, RESULTS)
 

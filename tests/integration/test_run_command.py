@@ -1,4 +1,4 @@
-"""The command line around a run: what it prints, how it ends, what it says beforehand."""
+"""The command line around a run: its output, its exit codes, its forecast."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_study_is_carried_out_and_its_folder_printed(tmp_path: Path) -> None:
         assert "is one run: --set, --jobs and --only go with the folder of its study" in refused.stderr
 
 
-def test_what_it_will_take_is_told_beforehand_and_is_what_it_takes(tmp_path: Path) -> None:
+def test_the_forecast_matches_the_run(tmp_path: Path) -> None:
     told = fleetbed("run", *ARGUMENTS, "--dry-run", "--json", cwd=tmp_path)
     assert told.returncode == 0, told.stderr
     (forecast,) = json.loads(told.stdout)["runs"]
@@ -98,7 +98,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path: Path, arguments:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_polite_end_can_be_gone_on_with(tmp_path: Path) -> None:
+def test_a_cleanly_stopped_run_can_be_resumed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fleetbed.cli.main", "run", *ARGUMENTS, "--set", "rounds=200", "--out", "mine"]
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # under nohup we ignore it, and so would the command
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=heed) as process:
@@ -151,7 +151,7 @@ def test_runs_side_by_side_come_to_the_same(tmp_path: Path, setting: str) -> Non
 
 
 @pytest.mark.slow
-def test_one_that_fails_ends_the_others_and_they_can_be_gone_on_with(tmp_path: Path) -> None:
+def test_a_run_that_fails_stops_the_others_which_can_be_resumed(tmp_path: Path) -> None:
     seeds = ("--set", "seeds=[1, 2]", "--set", "rounds=3", "--set", "processes=inline")
     assert fleetbed("run", *ARGUMENTS, *seeds, "--out", "s", "--jobs", "2", cwd=tmp_path).returncode == 0
     checkpoints = tmp_path / "s" / "heteroavg-sync-1" / "state"

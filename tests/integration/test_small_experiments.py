@@ -21,7 +21,7 @@ def test_every_run_of_it_ends_with_its_models_evaluated(name: str, tmp_path: Pat
     experiment = load_experiment(name, (), SETS)
     for config in runs(experiment):
         folder = tmp_path / config.name
-        run.start(config, folder, search=(), command="test", watch=Observer())
+        run.start(config, folder, search=(), command="test", observer=Observer())
         assert query(folder, "SELECT value FROM meta WHERE key = 'status'") == [('"done"',)]
         ((tasks,),) = query(folder, "SELECT count(*) FROM tasks WHERE outcome = 'ok'")
         assert tasks >= 1

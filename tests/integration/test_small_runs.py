@@ -85,10 +85,10 @@ class Meddler(Observer):
 
 
 def test_every_mode_gives_the_same_results_and_leaves_nothing_behind(start: Start) -> None:
-    watch = Meddler(lambda _: None)
-    resident = start("processes=resident", name="resident", watch=watch)
-    assert {"zygote", "client 000 raspberry-pi-zero-2w", "client 007 raspberry-pi-5-8gb"} <= watch.seen
-    assert leftovers(watch.zygote) == []
+    observer = Meddler(lambda _: None)
+    resident = start("processes=resident", name="resident", observer=observer)
+    assert {"zygote", "client 000 raspberry-pi-zero-2w", "client 007 raspberry-pi-5-8gb"} <= observer.seen
+    assert leftovers(observer.zygote) == []
     folders = [resident, *(start(f"processes={mode}", name=mode) for mode in ("on-demand", "inline"))]
     assert processes() == {}
     for sql in (REPEATABLE, EVALUATIONS):
@@ -114,7 +114,7 @@ def test_clients_that_keep_their_heap_give_the_same_results_and_their_peak_is_th
         assert query(kept, sql) == query(given_back, sql)
 
 
-def test_what_a_run_records(start: Start) -> None:
+def test_records_of_a_run(start: Start) -> None:
     folder = start()
     assert query(folder, "SELECT DISTINCT outcome FROM tasks") == [("ok",)]
     assert query(folder, "SELECT version, round, merged FROM rounds") == [(1, 1, 8), (2, 2, 8)]
@@ -142,29 +142,29 @@ def test_what_a_run_records(start: Start) -> None:
 @pytest.mark.parametrize(("by", "mode"), [(signal.SIGKILL, "resident"), (signal.SIGSTOP, "on-demand")])
 def test_a_client_that_is_lost_once_changes_nothing(start: Start, by: signal.Signals, mode: str) -> None:
     steps = ("training.epochs=10", "training.max_steps=10", "rounds=1", f"processes={mode}")
-    watch = Meddler(lambda process: process.send_signal(by))
-    folders = start(*steps, name="calm"), start(*steps, watch=watch)
-    assert len(watch._done) == 1
+    observer = Meddler(lambda process: process.send_signal(by))
+    folders = start(*steps, name="calm"), start(*steps, observer=observer)
+    assert len(observer._done) == 1
     for sql in (REPEATABLE, EVALUATIONS):
         assert query(folders[0], sql) == query(folders[1], sql)
-    assert leftovers(watch.zygote) == []
+    assert leftovers(observer.zygote) == []
 
 
 @pytest.mark.slow
 def test_a_client_that_is_killed_twice_is_an_outcome_and_the_round_goes_on(start: Start) -> None:
-    watch = Meddler(lambda process: process.send_signal(signal.SIGKILL), times=2)
-    folder = start("training.epochs=20", "training.max_steps=40", watch=watch)
+    observer = Meddler(lambda process: process.send_signal(signal.SIGKILL), times=2)
+    folder = start("training.epochs=20", "training.max_steps=40", observer=observer)
     assert query(folder, "SELECT client, outcome, detail FROM tasks WHERE outcome != 'ok'") == [
         (3, "crash", "ended by signal 9")
     ]
     assert query(folder, "SELECT merged FROM rounds") == [(7,), (8,)]
-    assert leftovers(watch.zygote) == []
+    assert leftovers(observer.zygote) == []
 
 
 @pytest.mark.slow
 def test_a_stopped_client_is_replaced_and_nothing_is_lost(start: Start) -> None:
     sets = ("training.epochs=20", "training.max_steps=40")
-    folder = start(*sets, watch=Meddler(lambda process: process.suspend()), name="stopped")
+    folder = start(*sets, observer=Meddler(lambda process: process.suspend()), name="stopped")
     assert query(folder, "SELECT client, outcome, detail FROM tasks WHERE outcome != 'ok'") == []
     undisturbed = start(*sets, name="undisturbed")
     for sql in (REPEATABLE, EVALUATIONS):
@@ -196,7 +196,7 @@ def test_batches_that_no_client_can_draw_cost_nothing(start: Start) -> None:
 
     for name in ("heteroavg", "fedin"):
         sets = ("training.batch=200000", f"algorithms=[{{name: {name}}}]", "model.variants=[resnet10]")
-        folder = start(*sets, name=name, watch=Weighing())
+        folder = start(*sets, name=name, observer=Weighing())
         assert query(folder, "SELECT DISTINCT outcome FROM tasks") == [("ok",)]
         samples = query(folder, "SELECT tasks.samples, steps, clients.samples FROM tasks JOIN clients USING (client)")
         assert all(seen == steps * has for seen, steps, has in samples)
@@ -212,7 +212,7 @@ def test_the_folder_of_another_run_is_not_touched(start: Start) -> None:
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
-def test_what_is_refused_leaves_no_folder(start: Start, tmp_path: Path) -> None:
+def test_a_refused_run_leaves_no_folder(start: Start, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="method"):
         start("algorithms=[{name: hetroavg}]")
     assert list(tmp_path.iterdir()) == []

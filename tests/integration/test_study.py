@@ -1,4 +1,4 @@
-"""A study and its folder: what is added to it, what is kept, what is refused, and how it ends."""
+"""A study and its folder: added rounds, files that must stay, refusals, and exit codes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from same_runs import results
 from small_runs import TINIER, query
 
-from fleetbed.analysis.tables.compare import compare
+from fleetbed.analysis.tables.compare import compare_runs
 from fleetbed.analysis.tables.runs import open_runs
 from fleetbed.cli.live import PlainObserver
 from fleetbed.emulator.engine.observer import Observer
@@ -40,9 +40,9 @@ class StopAfter(Observer):
             raise Stopped
 
 
-def study(folder: Path, *sets: str, watch: Observer | None = None) -> list[Path]:
+def study(folder: Path, *sets: str, observer: Observer | None = None) -> list[Path]:
     experiment = load_experiment("demo", (), (*TINIER, "processes=inline", *sets))
-    return start_study(experiment, folder, search=(), command="test", watch=watch or Observer())
+    return start_study(experiment, folder, search=(), command="test", observer=observer or Observer())
 
 
 NOISE = (".lock", ".sqlite-shm", ".sqlite-wal")
@@ -76,7 +76,7 @@ EXTENDED = {
     [pytest.param(sets, id=name, marks=[] if name in ("sync", "async") else [pytest.mark.slow])
      for name, sets in EXTENDED.items()],
 )  # fmt: skip
-def test_a_run_with_rounds_added_is_what_it_had_been_with_so_many(tmp_path: Path, sets: tuple[str, ...]) -> None:
+def test_a_run_with_added_rounds_equals_one_with_all_rounds(tmp_path: Path, sets: tuple[str, ...]) -> None:
     (expected,) = study(tmp_path / "whole", *sets, "rounds=5")
     (folder,) = study(tmp_path / "s", *sets, "rounds=2")
     add_rounds(tmp_path / "s", ["rounds=4"])
@@ -166,7 +166,7 @@ def test_rounds_are_not_added_to_a_replay(tmp_path: Path, done: Path) -> None:
 # what is kept
 
 
-def test_a_finished_run_is_left_alone_whatever_is_missing_beside_its_records(tmp_path: Path, done: Path) -> None:
+def test_a_finished_run_is_not_changed_even_if_other_files_are_missing(tmp_path: Path, done: Path) -> None:
     folder = copied(done, tmp_path)
     run = folder / "heteroavg-sync-1"
     for name in ("state", "models"):
@@ -180,9 +180,7 @@ def test_a_finished_run_is_left_alone_whatever_is_missing_beside_its_records(tmp
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "state/notes.txt", "state/client-000/task-00000001.safetensors"])
-def test_a_run_that_never_began_is_not_removed_with_what_a_person_put_there(
-    tmp_path: Path, done: Path, name: str
-) -> None:
+def test_an_unstarted_run_with_other_files_is_not_removed(tmp_path: Path, done: Path, name: str) -> None:
     folder = copied(done, tmp_path)
     run = folder / "heteroavg-sync-1"
     for path in ("state", "models"):
@@ -198,7 +196,7 @@ def test_a_run_that_never_began_is_not_removed_with_what_a_person_put_there(
 
 def test_an_unfinished_run_without_checkpoints_is_not_removed(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
-        study(tmp_path / "s", "rounds=3", watch=StopAfter(40))
+        study(tmp_path / "s", "rounds=3", observer=StopAfter(40))
     run = tmp_path / "s" / "heteroavg-sync-1"
     shutil.rmtree(run / "state")
     before = query(run, "SELECT * FROM tasks")
@@ -292,7 +290,7 @@ def test_the_folder_is_taken_before_anything_is_laid_out(tmp_path: Path, monkeyp
         "policies=[{kind: deadline, deadline_s: 1e-3}]",  # refused by the run itself
     ],
 )
-def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, setting: str) -> None:
+def test_a_refused_study_leaves_nothing_behind(tmp_path: Path, setting: str) -> None:
     with pytest.raises(BadInput):
         study(tmp_path / "a" / "b" / "s", setting)
     assert list(tmp_path.iterdir()) == []
@@ -311,7 +309,7 @@ def test_a_run_without_any_merge_is_no_success(tmp_path: Path) -> None:
     out = io.StringIO()
     limited = "device_time_limit_s=1e-3"
     with pytest.raises(FleetbedError, match=r"not one result was merged \(tasks by outcome: \d+ late\)") as failed:
-        study(tmp_path / "s", limited, "seeds=[1, 2]", watch=PlainObserver(out))
+        study(tmp_path / "s", limited, "seeds=[1, 2]", observer=PlainObserver(out))
     assert failed.value.exit_code == 1
     assert "heteroavg-sync-1: without a result" in out.getvalue()
     assert "heteroavg-sync-2: without a result" in out.getvalue()  # the first did not keep it from being carried out
@@ -320,7 +318,7 @@ def test_a_run_without_any_merge_is_no_success(tmp_path: Path) -> None:
     runs = open_runs([tmp_path / "s"])
     assert [run.about.status for run in runs] == ["empty", "empty"]
     assert not any(run.finished for run in runs)
-    assert any("not one result was merged" in note for note in compare(runs, None, ()).notes)
+    assert any("not one result was merged" in note for note in compare_runs(runs, None, ()).notes)
 
 
 RESULT = re.compile(r"accuracy ([\d.]+)% after round (\d+)")
@@ -328,7 +326,7 @@ RESULT = re.compile(r"accuracy ([\d.]+)% after round (\d+)")
 
 def test_an_accuracy_is_shown_with_its_own_round_and_the_last_one_at_the_end(tmp_path: Path) -> None:
     out = io.StringIO()
-    folders = study(tmp_path / "s", "rounds=4", "seeds=[1, 2]", "evaluation.every=3", watch=PlainObserver(out))
+    folders = study(tmp_path / "s", "rounds=4", "seeds=[1, 2]", "evaluation.every=3", observer=PlainObserver(out))
     lines = out.getvalue().splitlines()
     shown = [RESULT.search(line) for line in lines if "accuracy" in line]
     assert len(shown) > 4

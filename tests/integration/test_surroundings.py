@@ -1,4 +1,4 @@
-"""A run's result does not depend on where it stands, where its output goes, or what a cleaner removes."""
+"""A run's result does not depend on its folder, its output streams, or cleaners of temporary files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_run_does_not_depend_on_its_output(tmp_path: Path, out: str, err: str,
     assert again == 2, "it exists"
 
 
-def test_files_beside_the_user_s_are_not_imported_and_a_long_temporary_folder_is_none_of_its_business(
+def test_files_in_the_current_folder_are_not_imported_and_a_long_temporary_folder_has_no_effect(
     tmp_path: Path,
 ) -> None:
     for name in sys.stdlib_module_names - set(sys.builtin_module_names):
@@ -80,4 +80,4 @@ def test_a_run_whose_records_were_removed_does_not_end_as_done(tmp_path: Path, n
     experiment = load_experiment("demo", (), (*TINIER, "processes=inline"))
     file = tmp_path / "s" / "heteroavg-sync-1" / name
     with pytest.raises(FleetbedError, match="removed or replaced while the run was writing them"):
-        start_study(experiment, tmp_path / "s", search=(), command="", watch=Remover(lambda: file.unlink()))
+        start_study(experiment, tmp_path / "s", search=(), command="", observer=Remover(lambda: file.unlink()))

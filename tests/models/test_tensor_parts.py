@@ -1,4 +1,4 @@
-"""Cutting tensors out and adding them back, against numpy's open mesh, and loading what does not match."""
+"""Cutting tensors out and adding them back, against numpy's open mesh, and loading tensors that do not match."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_gathering_all_of_a_tensor_copies_nothing() -> None:
     assert gather(full, {"w": (None, None)})["w"] is full["w"]
 
 
-def test_a_loaded_model_stands_on_the_tensors_themselves() -> None:
+def test_a_loaded_model_uses_the_given_tensors() -> None:
     tensors = dict(FAMILY.build("resnet10", SPEC).state_dict())
     first, second = (FAMILY.load("resnet10", SPEC, tensors) for _ in range(2))
     assert first.state_dict()["fc.weight"].data_ptr() == tensors["fc.weight"].data_ptr()
@@ -69,7 +69,7 @@ def test_a_loaded_model_stands_on_the_tensors_themselves() -> None:
     assert second.training
 
 
-def test_what_does_not_match_is_named() -> None:
+def test_tensors_that_do_not_match_are_named() -> None:
     tensors = {**FAMILY.build("resnet10", SPEC).state_dict(), "fc.bias": torch.ones(3), "scale": torch.ones(())}
     del tensors["fc.weight"]
     with pytest.raises(BadInput) as caught:

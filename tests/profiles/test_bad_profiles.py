@@ -1,4 +1,4 @@
-"""Every way in which a profile can be wrong, and the sentence it gets."""
+"""Every mistake that a profile can have, and its sentence."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -83,7 +83,8 @@ def test_the_bases_are_sound() -> None:
         ),
         (
             "memory.bandwidth_gb_s_measured=",
-            "f.yaml: there are no rates, and no memory.bandwidth_gb_s_measured to derive them from: add what one core",
+            "f.yaml: there are no rates, and no memory.bandwidth_gb_s_measured to derive them from: "
+            "add the copy rate of one core",
         ),
         ("runtime=tensorflow", 'f.yaml: runtime is "tensorflow", but one of compiled, mnn-like, pytorch'),
         (
@@ -95,7 +96,7 @@ def test_the_bases_are_sound() -> None:
         ("title=", "f.yaml: title is null, but text is needed."),
         (
             "cpu=4",
-            "f.yaml: cpu is 4, but a mapping with keys of description, cores, clock_ghz, fp64_gflops, "
+            "f.yaml: cpu is 4, but a mapping with keys from description, cores, clock_ghz, fp64_gflops, "
             "fp32_gflops is needed.",
         ),
         (
@@ -206,7 +207,7 @@ def test_fleet(base: dict[str, Any], change: str, expected: str) -> None:
 
 def test_an_override_of_the_rates_of_a_link_that_is_not_used_is_refused() -> None:
     found = sentence(FLEET, Fleet, "members.0.link=3g", "members.0.override={link_override.up_mbit_s: 3}")
-    assert found.startswith("f.yaml: members.0.override has link_override, which is of the device's own link")
+    assert found.startswith("f.yaml: members.0.override has link_override, which belongs to the device's own link")
 
 
 @pytest.mark.parametrize(
@@ -237,14 +238,14 @@ def test_an_override_of_the_rates_of_a_link_that_is_not_used_is_refused() -> Non
         (["training.on_divergence=ignore"], 'f.yaml: training.on_divergence is "ignore", but one of continue, stop'),
         (["participation.last_ratio=0"], "f.yaml: participation.last_ratio is 0, but a number above 0"),
         (["algorithms=[]"], "f.yaml: algorithms is a list of 0, but a list of at least 1 is needed."),
-        (["seeds=[1, 2, 1]"], 'f.yaml: seeds: "1" is there twice, but each must differ: remove one of them.'),
+        (["seeds=[1, 2, 1]"], 'f.yaml: seeds: "1" occurs twice, but all must differ: remove one of them.'),
         (["seeds=[-1]"], "f.yaml: seeds.0 is -1, but a whole number from 0 to 4294967295 is needed."),
-        (["algorithms.1.name=heteroavg"], 'f.yaml: algorithms: "heteroavg" is there twice'),
+        (["algorithms.1.name=heteroavg"], 'f.yaml: algorithms: "heteroavg" occurs twice'),
         (
             ["algorithms.0.label=../x"],
             'f.yaml: algorithms.0.label is "../x", but text of 1 to 60 characters, no slash',
         ),
-        (["policies=[{kind: sync}, {kind: sync}]"], 'f.yaml: policies: "sync" is there twice'),
+        (["policies=[{kind: sync}, {kind: sync}]"], 'f.yaml: policies: "sync" occurs twice'),
         (
             ["policies.0.kind=deadline"],
             "f.yaml: policies.0.kind is deadline, but policies.0.deadline_s is missing",
@@ -282,8 +283,14 @@ def test_an_override_of_the_rates_of_a_link_that_is_not_used_is_refused() -> Non
             'f.yaml: policies.0.kind is "asink", but one of async, buffered, deadline,',
         ),
         (["timing.source=replay"], "f.yaml: timing.source is replay, but timing.replay is missing"),
-        (["timing.source=calibrated"], 'f.yaml: timing.source is "calibrated", which is gone; plans no longer depend'),
-        (["timing.dilation=2"], "f.yaml: timing.dilation is a key of earlier versions; it is called timing.time_scale"),
+        (
+            ["timing.source=calibrated"],
+            'f.yaml: timing.source is "calibrated", which no longer exists; plans no longer depend',
+        ),
+        (
+            ["timing.dilation=2"],
+            "f.yaml: timing.dilation is a key of earlier versions; it is now called timing.time_scale",
+        ),
         (["timing.replay=runs/1"], "f.yaml: timing.replay is given, but"),
         (
             ["timing.time_scale=quick"],
@@ -331,7 +338,7 @@ def test_two_runs_with_one_name_are_refused() -> None:
         "algorithms=[{name: a}, {name: a-b}]",
         "policies=[{label: b-c}, {label: c}]",
     )
-    assert found.startswith('f.yaml: the names of the runs: "a-b-c-1" is there twice')
+    assert found.startswith('f.yaml: the names of the runs: "a-b-c-1" occurs twice')
 
 
 def test_nearest() -> None:

@@ -1,4 +1,4 @@
-"""From a fleet's lines to its clients: apportionment, overrides, links, names."""
+"""The clients of a fleet: apportionment, overrides, links, names."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fleetbed.profiles import BadInput, Fleet, Member, clients_of, load_device, load_fleet, load_link
 from fleetbed.profiles.fleet import apportion
-from fleetbed.profiles.resolve import available, check_search, find
+from fleetbed.profiles.resolve import available, check_search, find_profile
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_overrides_replace_figures_and_say_so() -> None:
     assert origin["memory.visible_mib"].kind == "measured"
 
 
-def test_an_override_may_give_what_the_device_lacks() -> None:
+def test_an_override_may_add_a_figure_that_the_device_lacks() -> None:
     override: dict[str, int | float | str] = {
         "throttle.after_s": 60,
         "throttle.rate": 0.5,
@@ -130,7 +130,7 @@ def test_a_wrong_name_gets_the_nearest_ones() -> None:
     with pytest.raises(BadInput, match=r"^a.yaml: fleet: there is no fleet 'demmo'; did you mean demo\?"):
         load_fleet("demmo", (), "a.yaml: fleet")
     with pytest.raises(BadInput, match=r"^no.yaml does not exist"):
-        find("link", "./no.yaml")
+        find_profile("link", "./no.yaml")
     with pytest.raises(BadInput, match="there is no device"):
         load_device("..")
 
@@ -148,7 +148,7 @@ def test_paths_in_a_file_are_relative_to_the_file(tmp_path: Path, monkeypatch: p
 def test_a_folder_of_profiles_must_be_one(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is no such folder"):
         check_search([tmp_path / "no"])
-    with pytest.raises(BadInput, match="none of devices, links, fleets, experiments is in that folder"):
+    with pytest.raises(BadInput, match="that folder contains none of devices, links, fleets, experiments"):
         check_search([tmp_path])
     (tmp_path / "fleets").mkdir()
     check_search([tmp_path])

@@ -1,4 +1,4 @@
-"""Generated garbage at every loader: a profile or a BadInput of one line comes back, nothing else ever."""
+"""Generated garbage at every loader: the result is a profile or a BadInput of one line, never anything else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fleetbed.profiles import BadInput, Fleet, available, clients_of, load_experiment
 from fleetbed.profiles.loading import TYPES, Kind, decode
-from fleetbed.profiles.resolve import FOLDERS, find, load_device, load_fleet, load_link
+from fleetbed.profiles.resolve import FOLDERS, find_profile, load_device, load_fleet, load_link
 from fleetbed.profiles.yaml_text import parse, read_mapping
 
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -118,7 +118,7 @@ def test_settings(sets: list[str]) -> None:
 @QUICK
 @given(KINDS, st.text(max_size=30))
 def test_names(kind: Kind, name: str) -> None:
-    accept(lambda: find(kind, name))
+    accept(lambda: find_profile(kind, name))
 
 
 @QUICK

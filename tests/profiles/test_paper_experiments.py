@@ -1,4 +1,4 @@
-"""The shipped experiments: each is whole, each method in it can be made, and the papers' settings are the papers'."""
+"""The shipped experiments: each is complete, its methods can be created, and its settings are those of the paper."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_the_settings_in_the_header_can_be_given(name: str) -> None:
         assert changed.data.name in torchvision_sets.KNOWN or changed.data.name.endswith(".npz")
 
 
-def test_there_are_settings_in_the_headers() -> None:
+def test_the_headers_contain_settings() -> None:
     """The pattern above finds what is there."""
     assert ["data.name=svhn", "data.augment=[cutout]"] in settings_in("fedin-table1")
     assert sum(len(settings_in(name)) for name in FULL) > 40

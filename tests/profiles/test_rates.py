@@ -1,4 +1,4 @@
-"""Rates by class: a device's own, those derived by the rule, and what a fleet's overrides do to them."""
+"""Rates by class: a device's own, those derived by the rule, and the effect of a fleet's overrides."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_weak_core_does_not_use_a_bandwidth_that_it_has() -> None:
     assert rates.memory_gb_s == pytest.approx(reference.memory_gb_s * 1.4 / 23.5, rel=1e-3)
 
 
-def test_a_peak_bandwidth_stands_in() -> None:
+def test_a_peak_bandwidth_replaces_a_missing_measurement() -> None:
     device = load_device("phone-high")
     assert device.memory.bandwidth_gb_s_measured is None
     same = replace(device.memory, bandwidth_gb_s_measured=device.memory.bandwidth_gb_s_peak * COPIED_OF_PEAK)
@@ -92,7 +92,7 @@ def fleet(device: str, override: dict[str, int | float | str]) -> Fleet:
 
 
 @pytest.mark.parametrize("device", ["raspberry-pi-4b-8gb", "raspberry-pi-5-8gb", "server"])
-def test_rates_follow_what_a_fleet_overrides(device: str) -> None:
+def test_rates_follow_the_overrides_of_a_fleet(device: str) -> None:
     plain = load_device(device)
     (client,) = clients_of(fleet(device, {"cpu.fp32_gflops": plain.cpu.fp32_gflops / 10}))
     rates, before = rates_of(client.device), rates_of(plain)
@@ -122,7 +122,7 @@ def test_the_runtime_takes_its_memory_unless_it_was_measured() -> None:
     assert all(runtime.note for runtime in RUNTIMES.values())
 
 
-def test_a_device_without_rates_or_bandwidth_is_told_how_to_get_them() -> None:
+def test_a_device_without_rates_or_bandwidth_is_refused_with_advice() -> None:
     tree = msgspec.to_builtins(load_device("raspberry-pi-5-8gb"))
     for key in ("bandwidth_gb_s_measured", "bandwidth_gb_s_peak"):
         del tree["memory"][key]

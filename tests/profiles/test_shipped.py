@@ -1,4 +1,4 @@
-"""What is shipped: it loads, it is whole, and each figure says where it comes from."""
+"""The shipped profiles load and are complete, and each figure has a source."""
 
 from collections import Counter
 
@@ -15,7 +15,7 @@ from fleetbed.profiles import (
 )
 from fleetbed.profiles.loading import TYPES, Kind, without_provenance
 from fleetbed.profiles.resolve import FOLDERS, shipped
-from fleetbed.profiles.schema import schema, schema_text
+from fleetbed.profiles.schema import json_schema, schema_text
 
 DEVICES = sorted(available("device"))
 LINKS = sorted(available("link"))
@@ -118,7 +118,7 @@ def test_schema_and_modelines(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", sorted(FOLDERS))
 def test_the_schema_helps_an_editor(kind: Kind) -> None:
-    found = schema(kind)
+    found = json_schema(kind)
     assert found["title"] == f"fleetbed {kind}"
     for part in found["$defs"].values():
         assert part["description"]

@@ -1,4 +1,4 @@
-"""Strict YAML: what scalars mean, and what is refused."""
+"""Strict YAML: the meaning of scalars, and refusals."""
 
 import os
 from pathlib import Path
@@ -91,7 +91,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     file.write_bytes(b"# only a comment\n")
     assert "is empty" in sentence(file)
     file.write_bytes(b"- 1\n- 2\n")
-    assert sentence(file) == f"{file} holds a list of 2 at the top, but a mapping (key: value) is needed."
+    assert sentence(file) == f"{file} has a list of 2 at the top, but a mapping (key: value) is needed."
     file.write_bytes(b"a: \xff\xfe")
     assert sentence(file) == f"{file} is not UTF-8 text (byte 3): save it as UTF-8."
     file.write_bytes(b"a" * (MAX_BYTES + 1))

@@ -1,4 +1,4 @@
-/* The table of clients: sorted, filtered, against the median of a kind, and each client's own page. */
+/* The table of clients: sorting, filtering, values relative to the median of a kind, and a page per client. */
 "use strict";
 
 const COLUMNS = [
@@ -8,7 +8,7 @@ const COLUMNS = [
   {key: "variant", title: "Variant", text: true},
   {key: "samples", title: "Samples", axis: "rounds"},
   {key: "tasks", title: "Tasks", axis: "rounds"},
-  {key: "merged", title: "Counted", axis: "rounds"},
+  {key: "merged", title: "Merged", axis: "rounds"},
   {key: "failed", title: "Failed or late", axis: "rounds"},
   {key: "last", title: "Waited for", axis: "rounds"},
   {key: "device_s", title: "Device time", axis: "time"},
@@ -22,7 +22,7 @@ const COLUMNS = [
   {key: "bytes_down", title: "Down", axis: "bytes"},
   {key: "bytes_up", title: "Up", axis: "bytes"},
   {key: "joules", title: "Energy of tasks (modelled)", axis: "joules"},
-  {key: "idle_joules", title: "Energy idle (modelled)", axis: "joules"},
+  {key: "idle_joules", title: "Idle energy (modelled)", axis: "joules"},
   {key: "accuracy", title: "Accuracy", format: percent},
 ];
 const FAILURES = ["late", "oom", "crash", "hang", "offline", "refused", "diverged"];
@@ -39,7 +39,7 @@ function meter(part, whole) {
   const share = Math.min(1, part / whole);
   const fill = element("i", {style: `width: ${(100 * share).toFixed(0)}%`});
   if (share > 0.95) fill.className = "full";
-  return element("span", {class: "meter", title: `${percent(share)} of the cap`}, fill);
+  return element("span", {class: "meter", title: `${percent(share)} of the memory cap`}, fill);
 }
 
 class ClientTable {
@@ -94,7 +94,7 @@ class ClientTable {
       const button = element("button", {type: "button", "data-key": column.key}, column.title);
       button.addEventListener("click", () => {
         const again = this.sort.key === column.key;
-        // figures start with the largest, names with the first letter
+        // the first click sorts figures from the largest, names alphabetically
         this.sort = {key: column.key, down: again ? !this.sort.down : Boolean(column.axis || column.format)};
         this.draw();
         this.box.querySelector(`[data-key="${column.key}"]`).focus();
@@ -132,7 +132,7 @@ class ClientTable {
     const share = (part) => `flex: ${Math.max(0, part)} 0 0; background: `;
     const stack = element("div", {class: "stack"}, ...this.payload.phases.map((phase) => element("i", {style: `${share(row[`${phase}_s`])}var(--${phase})`})));
     const figures = element("tbody");
-    const more = [{key: "wait_s", title: "Wait", axis: "time"}, {key: "overrun", title: "Measured / planned compute", format: (v) => v === null ? MISSING : v.toFixed(3)}, {key: "predicted_bytes", title: "Predicted memory", axis: "bytes"}];
+    const more = [{key: "wait_s", title: "Waiting time", axis: "time"}, {key: "overrun", title: "Measured / planned compute time", format: (v) => v === null ? MISSING : v.toFixed(3)}, {key: "predicted_bytes", title: "Predicted memory", axis: "bytes"}];
     for (const column of [...COLUMNS.filter((one) => !one.text && one.key !== "client"), ...more]) {
       const show = column.format ?? ((value) => quantity(value, column.axis));
       const median = this.run.medians[row.device]?.[column.key];

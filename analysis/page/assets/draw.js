@@ -1,4 +1,4 @@
-/* Small helpers and the line chart. No libraries: everything the page needs is in it. */
+/* Small helpers and the line chart. No libraries: the page is self-contained. */
 "use strict";
 
 const DASHES = {sync: "", deadline: "7 4", "over-select": "7 3 2 3", async: "2 3", buffered: "4 2 1 2"};
@@ -20,7 +20,7 @@ function svg(name, attributes = {}, text = null) {
   return node;
 }
 
-/* Units: the same rules as in the tables that were written with the page. */
+/* Units: the same rules as in the tables of the page. */
 const PREFIXES = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
 const SPANS = [[172800, 86400, "d"], [7200, 3600, "h"], [120, 60, "min"]];
 const UNITS = {bytes: "B", joules: "J", flops: "FLOP"};
@@ -61,7 +61,7 @@ function ticks(low, high, wanted) {
 
 const tickText = (value) => Number(value.toPrecision(6)).toLocaleString("en").replaceAll(",", "\u2009");
 
-/* Draws at once and whenever the width changes. Returns what ends it, for a box that is drawn anew. */
+/* Draws at once and whenever the width changes. Returns a function that stops this. */
 function redrawOnResize(box, draw) {
   let width = 0;
   const update = () => {
@@ -103,16 +103,16 @@ function legend(series) {
   return list;
 }
 
-/* Accuracy against `axis` of the methods that show the same series: means, a band of one standard deviation, target
-   lines, a reading at the pointer. Stairs where it matters when a model was there; from round to round slopes, which are
-   easier to tell apart. A value of null is a gap: all models had diverged. */
+/* Accuracy against `axis` for the methods that show the same series: means, a band of one standard deviation, target
+   lines, and the values at the pointer. Steps show when a model was available; against rounds the lines are slopes, which
+   are easier to distinguish. A value of null is a gap: all models had diverged. */
 function lineChart(box, axis, payload, group, xLabel, height) {
   const drawn = payload.series
     .map((one, place) => ({...one, curve: payload.curves[axis][place]}))
     .filter((one) => one.shown === group.shown && one.curve !== null);
   if (!drawn.length) {
     box.replaceChildren(element("p", {class: "note"}, axis === "joules"
-      ? "No device of this fleet states its power." : "There is no evaluation yet."));
+      ? "No device in this fleet states its power." : "There is no evaluation yet."));
     return () => {};
   }
   const [size, unit] = scale(Math.max(...drawn.map((one) => one.curve.x.at(-1))), axis);
@@ -147,7 +147,7 @@ function lineChart(box, axis, payload, group, xLabel, height) {
       const xs = one.curve.x.map((value) => x(value / size).toFixed(1));
       const slopes = axis === "rounds";
       const point = (value, i) => `${xs[i]} ${y(value).toFixed(1)}`;
-      // one piece of line for each stretch without a gap; stairs run on to where the gap begins
+      // one piece of line for each stretch without a gap; steps continue to the start of the gap
       const pieces = stretches(one.curve.mean);
       const forth = (values, piece) => piece.map((i, place) =>
         (place === 0 ? "M" : slopes ? "L" : `H${xs[i]}L`) + point(values[i], i)).join("");
@@ -175,7 +175,7 @@ function lineChart(box, axis, payload, group, xLabel, height) {
   });
 }
 
-/* The places of values that follow each other without a null between them. */
+/* The indices of consecutive values without a null between them. */
 function stretches(values) {
   const found = [];
   values.forEach((value, i) => {

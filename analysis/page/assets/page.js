@@ -1,7 +1,7 @@
-/* Puts the parts together: the charts of the study once, everything of a run again when another run is chosen. */
+/* Assembles the page: the charts of the study once, the parts of a run whenever another run is selected. */
 "use strict";
 
-/* `text` names the columns that hold words, `wrap` the one that holds a sentence. */
+/* `text` lists the columns with words, `wrap` is the column with sentences. */
 function table(heads, rows, {text = [], wrap = null} = {}) {
   const kind = (place) => place === wrap ? "wrap" : text.includes(place) ? "text" : null;
   const head = element("tr", {}, ...heads.map((title, place) => element("th", {scope: "col", class: kind(place) && "text"}, title)));
@@ -30,7 +30,7 @@ function fleet(box, rows) {
     const device = element("span", {}, one.device_title, element("small", {}, `${digits(one.rate_gflops)} GFLOPS, ${one.link}`));
     return [device, members.length, one.variant ?? element("span", {class: "bad"}, "unfit"), memory, one.reason];
   });
-  box.replaceChildren(table(["Device", "Clients", "Variant", "Memory predicted / peak / cap", "Why not a larger one"], lines, {text: [2], wrap: 4}));
+  box.replaceChildren(table(["Device", "Clients", "Variant", "Memory: predicted / peak / cap", "Why not a larger variant"], lines, {text: [2], wrap: 4}));
 }
 
 function stragglers(root, run, payload) {
@@ -41,29 +41,29 @@ function stragglers(root, run, payload) {
     const both = rounds.duration.map((value, i) => [value, rounds.without[i] ?? value]);
     const whole = sum(both.map(([value]) => value));
     const without = sum(both.map(([, value]) => value));
-    sentences.push(`A round took ${quantity(whole / both.length, "time")} of device time in the mean, and would have taken ${quantity(without / both.length, "time")} without its last client (${percent((whole - without) / whole)} less).`);
-    sentences.push(`Clients that were done waited ${percent(rounds.idle / (rounds.idle + rounds.busy))} of the time for the others.`);
+    sentences.push(`A round took ${quantity(whole / both.length, "time")} of device time on average, and would have taken ${quantity(without / both.length, "time")} without its last client (${percent((whole - without) / whole)} less).`);
+    sentences.push(`Finished clients waited for the others for ${percent(rounds.idle / (rounds.idle + rounds.busy))} of the time.`);
   } else if (rounds.duration.length) {
-    sentences.push(`Results are merged as they arrive, so nobody waits: ${rounds.duration.length} merges, one every ${quantity(sum(rounds.duration) / rounds.duration.length, "time")} of device time in the mean.`);
+    sentences.push(`Results are merged as they arrive, so no client waits: ${rounds.duration.length} merges, one every ${quantity(sum(rounds.duration) / rounds.duration.length, "time")} of device time on average.`);
   }
   const flops = sum(run.clients.map((row) => row[payload.columns.indexOf("flops")]));
   const lost = sum(run.waste.map((row) => row.flops));
-  sentences.push(!flops ? "Nothing was computed." : lost ? `${percent(lost / flops)} of all computing never counted.` : "All computing counted.");
+  sentences.push(!flops ? "Nothing was computed." : lost ? `${percent(lost / flops)} of all computation was wasted.` : "No computation was wasted.");
   root.querySelector("#straggler-summary").textContent = sentences.join(" ");
 
   const waited = run.rounds.waited_for.slice(0, 8).map(([client, times, seconds]) => [clientName(run, payload, client), times, quantity(seconds, "time")]);
-  root.querySelector("#waited-for").replaceChildren(waited.length ? table(["Client", "Rounds", "For it alone"], waited) : element("p", {class: "note"}, "Under this policy no round waits for its last client."));
+  root.querySelector("#waited-for").replaceChildren(waited.length ? table(["Client", "Rounds", "Time for it alone"], waited) : element("p", {class: "note"}, "Under this policy no round waits for its last client."));
   const waste = run.waste.map((row) => [row.outcome === "ok" ? "ok, after the last merge" : row.outcome, row.tasks, quantity(row.flops, "flops"), quantity(row.bytes, "bytes"), quantity(row.joules, "joules"), quantity(row.device_s, "time")]);
-  root.querySelector("#waste").replaceChildren(waste.length ? table(["Outcome", "Tasks", "FLOPs", "Bytes", "Energy", "Device time"], waste) : element("p", {class: "note"}, "Everything counted."));
-  root.querySelector("#participation").replaceChildren(table(["Device", "Clients", "Tasks", "Counted", "Waited for"],
+  root.querySelector("#waste").replaceChildren(waste.length ? table(["Outcome", "Tasks", "FLOPs", "Bytes", "Energy", "Device time"], waste) : element("p", {class: "note"}, "No work was wasted."));
+  root.querySelector("#participation").replaceChildren(table(["Device", "Clients", "Tasks", "Merged", "Waited for"],
     run.participation.map((row) => [row.device, row.clients, row.tasks, row.tasks ? `${row.merged} (${percent(row.merged / row.tasks)})` : MISSING, row.last])));
   const bins = doubling(run.staleness);
   const most = Math.max(1, ...bins.map(([, count]) => count));
   const stale = run.staleness.some(([merges]) => merges > 0);
-  root.querySelector("#staleness").replaceChildren(!stale ? element("p", {class: "note"}, "Everything that counted was fresh: no merge had happened since it was sent.") : table(["Merges missed", "Results", ""], bins.map(([merges, count]) => [merges, count, meterOf(count / most)])));
+  root.querySelector("#staleness").replaceChildren(!stale ? element("p", {class: "note"}, "All merged results were fresh: no merge happened between sending a model and its result.") : table(["Merges missed", "Results", ""], bins.map(([merges, count]) => [merges, count, meterOf(count / most)])));
 }
 
-/* 0, 1, 2, 3 to 4, 5 to 8 and so on: a few lines, however stale. */
+/* Bins 0, 1, 2, 3 to 4, 5 to 8 and so on: a few lines for any staleness. */
 function doubling(counts) {
   const bins = new Map();
   for (const [merges, count] of counts) {
@@ -76,7 +76,7 @@ function doubling(counts) {
 
 function meterOf(share) { return element("span", {class: "meter"}, element("i", {style: `width: ${(100 * share).toFixed(0)}%`})); }
 
-/* The charts of accuracy, of one series at a time: figures of different series are not set side by side. */
+/* The charts of accuracy, one series at a time: different series must not be compared. */
 function accuracy(root, payload) {
   const labels = {time: "Device time", rounds: "Round", bytes: "Bytes up and down, whole fleet", joules: "Energy, whole fleet"};
   const select = root.querySelector("#series");
@@ -104,7 +104,7 @@ function start() {
   const show = () => {
     const run = payload.runs[Number(select.value)];
     document.querySelector("#rounds-caption").textContent = run.in_rounds
-      ? "Rounds, along the path of the client that came last" : "Results in the order in which they counted, from dispatch to merge";
+      ? "Rounds, by phase of the client that finished last" : "Results in the order of their merge, from dispatch to merge";
     fleet(document.querySelector("#fleet-table"), records(run, payload));
     stragglers(document, run, payload);
     roundChart(document.querySelector("#rounds"), run, payload, (number) => {

@@ -1,4 +1,4 @@
-/* Rounds as stacked bars, and the timeline of tasks. Each phase is one path, so any number of tasks draws at once. */
+/* Rounds as stacked bars, and the timeline of tasks. Each phase is a single path, so that many tasks draw quickly. */
 "use strict";
 
 const PHASE_NAMES = {
@@ -12,7 +12,7 @@ function swatches(names) {
   return list;
 }
 
-/* One bar per merge, along the path of the client that came last; a click opens that round below. */
+/* One bar per merge, by phase of the client that finished last; a click opens that round below. */
 function roundChart(box, run, payload, open) {
   const rounds = run.rounds;
   const count = rounds.number.length;
@@ -82,7 +82,7 @@ function clientName(run, payload, client) {
   return row ? `${row[0]} (${row[payload.columns.indexOf("device")]})` : String(client);
 }
 
-/* The Gantt chart of one round or of the whole run, with a window of device time that can be moved and zoomed. */
+/* The Gantt chart of one round or the whole run, with a window of device time that can be moved and zoomed. */
 class Timeline {
   constructor(root, payload) {
     this.payload = payload;
@@ -138,7 +138,7 @@ class Timeline {
     if (!this.windows.length) return this.openAll();
     const {number, start, end} = this.windows[this.place];
     this.round.value = number;
-    const near = 2e-3 + (this.run.tasks?.tick_s ?? 0); // what was rounded must not fall into the next round
+    const near = 2e-3 + (this.run.tasks?.tick_s ?? 0); // rounded times must not fall into the next round
     const active = this.tasks.filter((task) => task.start < end - near && task.end > start
       && (!this.run.in_rounds || task.start > start - near));
     const last = this.run.in_rounds ? Math.max(end, ...active.map((task) => task.end)) : end;
@@ -189,7 +189,7 @@ class Timeline {
         this.pan((last - event.clientX) / (this.box.clientWidth - this.pad));
         last = event.clientX;
       }
-      this.tell(event);
+      this.showTip(event);
     });
     this.box.addEventListener("pointerleave", () => { if (this.tip) this.tip.hidden = true; });
   }
@@ -200,7 +200,7 @@ class Timeline {
     Object.assign(this.box.dataset, {from: this.from, to: this.to, rows: this.rows.size});
     if (!width) return;
     if (!this.run.tasks) {
-      this.box.replaceChildren(element("p", {class: "note"}, "To keep the page small, this run's timeline was left out; a report of its folder alone has it."));
+      this.box.replaceChildren(element("p", {class: "note"}, "The timeline of this run is omitted to keep the page small; write a report of its folder alone to see it."));
       return;
     }
     const rows = this.rows.size;
@@ -251,7 +251,7 @@ class Timeline {
     for (const [name, d] of Object.entries(paths)) if (d) root.append(svg("path", {d, fill: `var(--${name})`}));
   }
 
-  tell(event) {
+  showTip(event) {
     if (!this.tip || !this.run.tasks) return;
     const bounds = this.box.getBoundingClientRect();
     const row = Math.floor((event.clientY - bounds.top) / this.thick);
@@ -260,7 +260,7 @@ class Timeline {
     this.tip.hidden = !task;
     if (!task) return;
     const phases = this.payload.phases.filter((phase) => task[phase] > 0).map((phase) => `${phase} ${quantity(task[phase], "time")}`);
-    const outcome = this.payload.outcomes[task.outcome] + (task.merged ? "" : ", did not count");
+    const outcome = this.payload.outcomes[task.outcome] + (task.merged ? "" : ", not merged");
     this.tip.replaceChildren(element("b", {}, `client ${clientName(this.run, this.payload, task.client)}`), element("div", {}, outcome), ...phases.map((text) => element("div", {}, text)));
     const left = event.clientX - bounds.left;
     const shift = left + 14 + this.tip.offsetWidth > bounds.width ? -this.tip.offsetWidth - 14 : 14;
@@ -268,7 +268,7 @@ class Timeline {
   }
 }
 
-/* From when to when a round went on: one with several stages, or without a common end, has several merges. */
+/* Start and end of each round: a round with several stages, or without a common end, has several merges. */
 function windows(rounds) {
   const found = new Map();
   rounds.number.forEach((number, i) => {
@@ -281,7 +281,7 @@ function windows(rounds) {
 
 function shortened(text, most) { return text.length > most ? text.slice(0, most - 1) + "…" : text; }
 
-/* Columns of whole ticks back into tasks in device seconds. */
+/* Converts columns of whole ticks back into tasks in device seconds. */
 function unpack(columns, phases) {
   let ticks = 0;
   return columns.client.map((client, i) => {

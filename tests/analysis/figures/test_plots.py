@@ -1,4 +1,4 @@
-"""Every kind of plot is drawn, labelled and saved; what cannot be drawn is said in a sentence."""
+"""Every kind of plot is drawn, labelled and saved; a plot that cannot be drawn is refused with one sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from synthetic_runs import write_run, write_study
 
 from fleetbed.analysis.figures.curve_plots import curves_figure, pareto_front
 from fleetbed.analysis.figures.nets import dataset_of, final_models, initial_tensors
-from fleetbed.analysis.figures.plot import plot
+from fleetbed.analysis.figures.plot import draw_plot
 from fleetbed.analysis.figures.style import COLOURS, KNOWN, looks, save
 from fleetbed.analysis.tables.runs import Run, open_run, open_runs
 from fleetbed.analysis.tables.series import Series, series_of
@@ -47,7 +47,7 @@ def test_each_kind_is_a_png_and_a_pdf(
     runs: list[Run], kind: str, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fleetbed.analysis.figures.model_plots.CKA_SAMPLES", 24)
-    written = plot(kind, runs, tmp_path / "out", [])
+    written = draw_plot(kind, runs, tmp_path / "out", [])
     assert [p.name for p in written] == [f"{name}.{form}" for name in names for form in ("png", "pdf")]
     assert written[0].read_bytes().startswith(b"\x89PNG")
     assert written[1].read_bytes().startswith(b"%PDF")
@@ -55,7 +55,7 @@ def test_each_kind_is_a_png_and_a_pdf(
 
 @pytest.mark.slow
 def test_features_have_a_figure_per_method(runs: list[Run], tmp_path: Path) -> None:
-    written = plot("features", runs, tmp_path, [])
+    written = draw_plot("features", runs, tmp_path, [])
     assert {p.name for p in written} == {f"features_{m}.{f}" for m in ("fedavg", "inco") for f in ("png", "pdf")}
 
 
@@ -90,7 +90,7 @@ def test_saving_twice_gives_the_same_bytes(runs: list[Run], tmp_path: Path) -> N
     assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
 
 
-def test_a_method_has_one_colour_whatever_stands_beside_it() -> None:
+def test_a_method_always_has_the_same_colour() -> None:
     def series(*methods: str) -> list[Series]:
         return [Series(method, method, "sync", ()) for method in methods]
 
@@ -103,7 +103,7 @@ def test_a_method_has_one_colour_whatever_stands_beside_it() -> None:
     assert len(set(COLOURS)) == 7
 
 
-def test_the_front_holds_what_nothing_beats() -> None:
+def test_the_pareto_front_has_the_points_that_no_other_beats() -> None:
     assert pareto_front([(3, 0.9), (1, 0.5), (2, 0.4), (2, 0.7), (4, 0.8)]) == [(1, 0.5), (2, 0.7), (3, 0.9)]
 
 
@@ -117,17 +117,17 @@ def test_models_are_rebuilt_with_their_weights_and_found_again_at_their_start(ru
     assert moved == pytest.approx([0.01] * len(moved), rel=0.2)  # what write_models added
 
 
-def test_what_cannot_be_drawn_is_said(runs: list[Run], tmp_path: Path) -> None:
+def test_a_plot_that_cannot_be_drawn_is_refused(runs: list[Run], tmp_path: Path) -> None:
     lone = open_run(write_run(tmp_path, "fedavg", rounds=2))
     with pytest.raises(BadInput, match="plot inco: no run recorded theta or beta"):
-        plot("inco", [lone], tmp_path, [])
-    with pytest.raises(BadInput, match="there are no final models in it, they were removed"):
-        plot("cka", [lone], tmp_path, [])
+        draw_plot("inco", [lone], tmp_path, [])
+    with pytest.raises(BadInput, match="it has no final models, because they were removed"):
+        draw_plot("cka", [lone], tmp_path, [])
     with pytest.raises(BadInput, match=r"plot KIND: there is no kind of plot 'tme'; did you mean time"):
-        plot("tme", runs, tmp_path, [])
+        draw_plot("tme", runs, tmp_path, [])
     (tmp_path / "file").touch()
-    with pytest.raises(BadInput, match="cannot be written"):
-        plot("groups", runs, tmp_path / "file" / "x", [])
+    with pytest.raises(BadInput, match="cannot write there"):
+        draw_plot("groups", runs, tmp_path / "file" / "x", [])
 
 
 def test_a_damaged_model_is_named(tmp_path: Path) -> None:
@@ -135,5 +135,5 @@ def test_a_damaged_model_is_named(tmp_path: Path) -> None:
     write_models(folder, ("resnet10",))
     path = folder / "models" / "resnet10.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(BadInput, match=r"resnet10\.safetensors: not a whole model"):
-        plot("updates", [open_run(folder)], tmp_path, [])
+    with pytest.raises(BadInput, match=r"resnet10\.safetensors: not an intact model"):
+        draw_plot("updates", [open_run(folder)], tmp_path, [])

@@ -10,7 +10,7 @@ import torch
 from handmade import write_models
 from synthetic_runs import write_run
 
-from fleetbed.analysis.figures.privacy import dp_sigma, mean_ssim, reconstruct, ssim, table
+from fleetbed.analysis.figures.privacy import dp_sigma, mean_ssim, reconstruct_images, ssim, table
 from fleetbed.analysis.figures.privacy_plot import reconstruction_figure
 from fleetbed.analysis.tables.runs import open_run
 from fleetbed.profiles.errors import BadInput
@@ -30,9 +30,9 @@ def test_sigma_follows_its_formula() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((0, 1, 0.1), "--clip is 0, it must be a number above 0"),
-        ((1, -1, 0.1), "--epsilon is -1, it must be a number above 0"),
-        ((1, 1, 1), "--delta is 1, it must be a number between 0 and 1"),
+        ((0, 1, 0.1), "--clip is 0, but it must be a number above 0"),
+        ((1, -1, 0.1), "--epsilon is -1, but it must be a number above 0"),
+        ((1, 1, 1), "--delta is 1, but it must be a number between 0 and 1"),
         ((float("nan"), 1, 0.1), "--clip is nan"),
     ],
 )
@@ -77,7 +77,7 @@ def test_small_images_get_a_smaller_window() -> None:
 def test_features_give_images_away_unless_noise_is_added(tmp_path: Path) -> None:
     folder = write_run(tmp_path, rounds=1)
     write_models(folder, ("resnet10", "resnet26"))
-    original, attacks = reconstruct(open_run(folder), [0.0, 0.8], images=4, steps=150)
+    original, attacks = reconstruct_images(open_run(folder), [0.0, 0.8], images=4, steps=150)
     clear, noisy = attacks
     assert original.shape == clear.images.shape == (4, 1, 28, 28)
     assert mean_ssim(clear) > 0.9
@@ -85,6 +85,6 @@ def test_features_give_images_away_unless_noise_is_added(tmp_path: Path) -> None
     columns, rows = table(attacks)
     assert columns[:3] == ("noise_sd", "image", "ssim")
     assert len(rows) == 8
-    again = reconstruct(open_run(folder), [0.8], images=4, steps=150)[1][0]
+    again = reconstruct_images(open_run(folder), [0.8], images=4, steps=150)[1][0]
     assert again.ssim == noisy.ssim
     assert len(reconstruction_figure(original, attacks).axes) == 12

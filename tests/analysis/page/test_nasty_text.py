@@ -23,7 +23,7 @@ from rich.console import Console
 from synthetic_runs import write_run
 from test_report import embedded
 
-from fleetbed.analysis.figures.plot import plot
+from fleetbed.analysis.figures.plot import draw_plot
 from fleetbed.analysis.figures.style import RC
 from fleetbed.analysis.page.page import page
 from fleetbed.analysis.tables.compare import Comparison, side_by_side, tables
@@ -246,7 +246,7 @@ def test_figures_show_it(runs: list[Run], label: str) -> None:
 
 @pytest.mark.parametrize("label", [r"$\frac", r"$\frac$ $x^$", "_hidden"])
 def test_figures_are_written_with_it(runs: list[Run], label: str, tmp_path: Path) -> None:
-    for path in plot("time", labelled(runs, label), tmp_path, []):
+    for path in draw_plot("time", labelled(runs, label), tmp_path, []):
         assert path.stat().st_size > 0
 
 

@@ -1,4 +1,4 @@
-"""The report's page and its parts: whole, self-contained, safe, and right about what it says."""
+"""The report page and its parts are complete, self-contained, safe and correct."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_page_needs_nothing_from_outside(written: list[Path]) -> None:
     assert "default-src 'none'" in html
 
 
-def test_the_parts_stand_beside_the_page(written: list[Path]) -> None:
+def test_the_parts_are_written_next_to_the_page(written: list[Path]) -> None:
     first, *parts = written
     figures = [f"accuracy_{axis}.{kind}" for axis in ("time", "rounds", "bytes", "joules") for kind in ("png", "pdf")]
     assert {p.name for p in parts} == {*figures, "comparison.csv", "clients.csv", "rounds.csv", "curves.csv"}
@@ -57,10 +57,10 @@ def test_the_parts_stand_beside_the_page(written: list[Path]) -> None:
         assert len(list(csv.DictReader(file))) == 4 * 6
 
 
-def test_the_page_says_what_was_run_and_under_which_caps(written: list[Path]) -> None:
+def test_the_page_shows_the_runs_and_their_limits(written: list[Path]) -> None:
     html = written[0].read_text()
     for text in (
-        "fedavg, fedin on 10 clients of 5 kinds (fleet synthetic), 6 rounds, seeds 1, 2.",
+        "fedavg, fedin on 10 clients with 5 kinds of device (fleet synthetic), 6 rounds, seeds 1, 2.",
         "Synthetic CPU @ 2.60GHz, 2 cores",
         "fleetbed run synthetic --seed 1",
         '<td class="text">pacing</td><td>10</td><td>0.2 %</td><td>0.3 %</td>',
@@ -69,7 +69,7 @@ def test_the_page_says_what_was_run_and_under_which_caps(written: list[Path]) ->
         assert text in html, text
 
 
-def test_what_the_host_could_do_is_not_taken_for_what_the_run_did(study: Path) -> None:
+def test_limits_of_the_host_are_not_shown_as_limits_of_the_run(study: Path) -> None:
     run = open_run(study / "fedavg-sync-1")
     modelled = tuple(msgspec.structs.replace(c, status="modelled", backend="prediction", got=None) for c in run.caps)
     told = conditions([replace(run, caps=tuple(cap for cap in modelled if cap.knob == "memory"))])
@@ -97,7 +97,7 @@ def test_the_embedded_tasks_are_those_of_the_run(study: Path, written: list[Path
         assert data["outcomes"][columns["outcome"][place]] == task.outcome
 
 
-def test_what_is_written_in_a_run_cannot_become_code_in_the_page(tmp_path: Path) -> None:
+def test_text_of_a_run_cannot_become_code_in_the_page(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script><b>&"
     write_run(tmp_path / "runs", title=evil, rounds=1)
     text = page(side_by_side(open_runs([tmp_path / "runs"]), None, []))
@@ -128,7 +128,7 @@ def test_a_run_that_has_hardly_begun_has_a_report(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_bad_input(study: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(BadInput, match=r"--out .*file: cannot be written"):
+    with pytest.raises(BadInput, match=r"--out .*file: cannot write there"):
         write_report(open_runs([study]), tmp_path / "file" / "report.html", None, [])
 
 
@@ -186,7 +186,7 @@ def test_one_client_by_name_as_csv_and_json(study: Path) -> None:
     found = report_json(runs, "fedavg", [0.3], "7")
     assert [run["clients"][0].client for run in found["runs"]] == ["007"] * 4
     assert found["targets"] == [0.3]
-    with pytest.raises(BadInput, match=r"--client 900: no such client in .*; there are 000 to 009\."):
+    with pytest.raises(BadInput, match=r"--client 900: there is no such client in .*; its clients are 000 to 009\."):
         find_client(runs[0], "900")
 
 

@@ -1,4 +1,4 @@
-"""The commands on runs: what they print and write, and one sentence with exit code 2 for bad input."""
+"""The commands on runs: their output and files, and one sentence with exit code 2 for bad input."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def test_compare_in_its_forms(study: Path, capsys: pytest.CaptureFixture[str]) -
     assert [row["method"] for row in json.loads(capsys.readouterr().out)["methods"]] == ["fedavg", "fedin"]
 
 
-def test_plot_and_export_print_what_they_wrote(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plot_and_export_print_the_files_they_wrote(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_command("plot", "groups", study, "--out", tmp_path) == 0
     assert capsys.readouterr().out.split() == [str(tmp_path / "groups.png"), str(tmp_path / "groups.pdf")]
     assert run_command("export", study / "fedin-sync-1", "--format", "chrome-trace", "--out", tmp_path) == 0
@@ -111,13 +113,13 @@ def test_bad_options_end_with_code_2_and_one_sentence(
     write_run(tmp_path / "other", "fedin", 1, data="cifar10")
     for args, says in (
         (("compare", study, tmp_path / "other"), "differ in their data"),
-        (("compare", study, "--base", "nobody"), "--base nobody: no such method among these runs"),
-        (("report", study, "--client", "77"), "--client 77: no such client"),
+        (("compare", study, "--base", "nobody"), "--base nobody: there is no such method in these runs"),
+        (("report", study, "--client", "77"), "--client 77: there is no such client"),
         (("plot", "pie", study), "there is no kind of plot 'pie'"),
         (("plot", "inco", study), "no run recorded theta or beta"),
         (("export", study, "--format", "xml"), "there is no format 'xml'"),
         (("privacy", "sigma", "--delta", 2), "--delta is 2"),
-        (("privacy", "reconstruct", study / "fedin-sync-1"), "there are no final models in it"),
+        (("privacy", "reconstruct", study / "fedin-sync-1"), "it has no final models"),
     ):
         assert run_command(*args) == 2, args
         err = capsys.readouterr().err

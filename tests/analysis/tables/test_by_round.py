@@ -1,4 +1,4 @@
-"""Tables by round against numbers worked out by hand."""
+"""Tables by round against numbers calculated by hand."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_method_that_was_not_evaluated_has_a_row_without_figures(runs: list[Ru
     assert accuracy_tables(side_by_side(without, None, []))[0].rows == (("fedavg",),)
 
 
-def test_what_a_round_costs(runs: list[Run]) -> None:
+def test_cost_of_a_round(runs: list[Run]) -> None:
     found = side_by_side(runs, None, [])
     (one,) = costs(found)
     assert (one.tasks, one.device_s, one.cpu_s, one.flops) == (1.5, 4.0, 3.0, 4e9)

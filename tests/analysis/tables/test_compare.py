@@ -1,4 +1,4 @@
-"""Comparisons against numbers worked out by hand."""
+"""Comparisons against numbers calculated by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from handmade import make_evaluation, make_task
 from synthetic_runs import write_run, write_study
 
-from fleetbed.analysis.tables.compare import compare, records, tables
+from fleetbed.analysis.tables.compare import compare_runs, records, tables
 from fleetbed.analysis.tables.runs import Run, open_run, open_runs
 from fleetbed.analysis.tables.writing import Table, csv_text
 from fleetbed.profiles.errors import BadInput
@@ -41,7 +41,7 @@ def runs(tmp_path: Path) -> list[Run]:
 
 
 def test_the_numbers_of_a_study(runs: list[Run]) -> None:
-    base, other = records(compare(runs, "fedavg", [0.5]))
+    base, other = records(compare_runs(runs, "fedavg", [0.5]))
     assert (base["method"], base["seeds"], base["reached_0.5"], base["time_to_0.5"]) == ("fedavg", 2, 2, 30.0)
     assert base["final_mean"] == pytest.approx(0.55)
     assert base["final_sd"] == pytest.approx(np.std([0.5, 0.6], ddof=1))
@@ -55,18 +55,18 @@ def test_the_numbers_of_a_study(runs: list[Run]) -> None:
 
 
 def test_speed_up_is_over_the_seeds_of_both(runs: list[Run]) -> None:
-    _, other = records(compare(runs, "fedavg", [0.3]))
+    _, other = records(compare_runs(runs, "fedavg", [0.3]))
     assert other["speed_up_0.3"] == pytest.approx((10 + 10) / (5 + 5))
 
 
-def test_a_method_that_never_gets_there_says_so(runs: list[Run]) -> None:
-    written = tables(compare(runs, None, [0.5, 0.65]))[0].rows[1]
+def test_a_target_that_is_never_reached(runs: list[Run]) -> None:
+    written = tables(compare_runs(runs, None, [0.5, 0.65]))[0].rows[1]
     assert "reached by 1 of 2" in written
-    assert "not reached" in tables(compare(runs, None, [0.95]))[0].rows[0]
+    assert "not reached" in tables(compare_runs(runs, None, [0.95]))[0].rows[0]
 
 
 def test_the_table_in_its_three_forms(runs: list[Run]) -> None:
-    (found,) = tables(compare(runs, None, [0.5]))
+    (found,) = tables(compare_runs(runs, None, [0.5]))
     lines = found.markdown().splitlines()
     assert lines[0].startswith("| Method | Seeds | Final accuracy | Best accuracy | Difference to fedavg |")
     assert lines[2].startswith("| fedavg | 2 | 55.0 ± 7.1 % | 55.0 ± 7.1 % | – | 30 s |")
@@ -74,7 +74,7 @@ def test_the_table_in_its_three_forms(runs: list[Run]) -> None:
     latex = found.latex()
     assert r"55.0 $\pm$ 7.1 \%" in latex
     assert latex.count(r"\\") == 3
-    rows = records(compare(runs, None, [0.5]))
+    rows = records(compare_runs(runs, None, [0.5]))
     back = list(csv.DictReader(io.StringIO(csv_text(list(rows[0]), [list(r.values()) for r in rows]))))
     assert float(back[0]["time_to_0.5"]) == 30.0
     assert back[1]["time_to_0.5"] == ""
@@ -91,23 +91,27 @@ def test_other_data_is_refused_and_other_targets_too_unless_one_is_named(tmp_pat
     write_run(tmp_path / "a", "fedavg", rounds=1)
     write_run(tmp_path / "b", "fedin", rounds=1, data="cifar10")
     write_run(tmp_path / "c", "fedin", rounds=1, targets=(0.7,))
-    with pytest.raises(BadInput, match=r"differ in their data: name=cifar10; name=fashion-mini; compare those of one"):
-        compare(open_runs([tmp_path / "a", tmp_path / "b"]), None, [])
+    with pytest.raises(
+        BadInput, match=r"differ in their data: name=cifar10; name=fashion-mini; compare the runs of one"
+    ):
+        compare_runs(open_runs([tmp_path / "a", tmp_path / "b"]), None, [])
     mixed = open_runs([tmp_path / "a", tmp_path / "c"])
-    with pytest.raises(BadInput, match=r"differ in their targets: 0\.5; 0\.7; say by --target which one counts"):
-        compare(mixed, None, [])
-    assert compare(mixed, None, [0.6]).targets == (0.6,)
+    with pytest.raises(BadInput, match=r"differ in their targets: 0\.5; 0\.7; choose one with --target"):
+        compare_runs(mixed, None, [])
+    assert compare_runs(mixed, None, [0.6]).targets == (0.6,)
 
 
-def test_what_else_differs_is_in_the_notes(tmp_path: Path, runs: list[Run]) -> None:
+def test_other_differences_are_in_the_notes(tmp_path: Path, runs: list[Run]) -> None:
     other_fleet = msgspec.structs.replace(runs[3].config.experiment, fleet="elsewhere")
     moved = replace(runs[3], config=msgspec.structs.replace(runs[3].config, experiment=other_fleet))
-    assert "These runs differ in their fleet: elsewhere; synthetic." in compare([runs[0], moved], None, []).notes
+    assert "These runs differ in their fleet: elsewhere; synthetic." in compare_runs([runs[0], moved], None, []).notes
     failed = open_run(write_run(tmp_path / "f", status="failed", stop_after=2))
-    assert any(note.startswith("fedavg-sync-1 is failed after round 2") for note in compare([failed], None, []).notes)
+    assert any(
+        note.startswith("fedavg-sync-1 is failed after round 2") for note in compare_runs([failed], None, []).notes
+    )
 
 
 def test_a_study_from_disk(tmp_path: Path) -> None:
-    found = compare(open_runs([write_study(tmp_path, rounds=4)]), None, [])
+    found = compare_runs(open_runs([write_study(tmp_path, rounds=4)]), None, [])
     assert [one.label for one in found.series] == ["fedavg", "fedin"]
     assert found.targets == (0.5,)

@@ -1,4 +1,4 @@
-"""Curves, targets and spreads against values worked out by hand."""
+"""Curves, targets and deviations against values calculated by hand."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_accuracy_is_the_mean_over_models_at_the_time_of_the_merge(run: Run) -> 
         ("flops", [0, 30, 40]),  # the task that dies at 30 s is not yet spent
     ],
 )
-def test_the_other_axes_count_what_the_fleet_had_spent_by_then(run: Run, axis: str, x: list[float]) -> None:
+def test_the_other_axes_count_the_cost_of_the_fleet_so_far(run: Run, axis: str, x: list[float]) -> None:
     found = curve(run, axis, "global")  # type: ignore[arg-type]
     assert found is not None
     np.testing.assert_allclose(found.x, x)
@@ -131,7 +131,7 @@ def test_targets_come_from_the_user_the_experiment_or_the_base(run: Run) -> None
     assert targets_of([named], base, []) == (0.4,)
 
 
-def test_what_an_untrained_model_has_is_no_target(run: Run) -> None:
+def test_the_accuracy_of_an_untrained_model_is_no_target(run: Run) -> None:
     lucky = _with(run, 1, [(0, 0.5), (10, 0.54)])
     (base,) = series_of([lucky])
     assert targets_of([lucky], base, []) == ()

@@ -1,4 +1,4 @@
-"""Damaged run folders: every command gives one sentence and exit code 2, or a result that says what is missing."""
+"""Damaged run folders: every command ends with one sentence and exit code 2, or a result that lists what is missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from test_report_commands import run_command
 from fleetbed.analysis.page.page import page
 from fleetbed.analysis.page.report import clients_csv, report_json
 from fleetbed.analysis.tables import by_round
-from fleetbed.analysis.tables.compare import compare, records, tables
+from fleetbed.analysis.tables.compare import compare_runs, records, tables
 from fleetbed.analysis.tables.export import export
 from fleetbed.analysis.tables.runs import open_runs
 from fleetbed.profiles.errors import BadInput
@@ -59,7 +59,7 @@ def analyse(folder: Path, out: Path) -> str:
     """All that is derived from records, but the figures: the sentence that refused it, or nothing."""
     try:
         runs = open_runs([folder])
-        found = compare(runs, None, [])
+        found = compare_runs(runs, None, [])
         page(found)
         for table in (*tables(found), *by_round.accuracy_tables(found), by_round.cost_table(found)):
             table.markdown()
@@ -161,7 +161,7 @@ def test_a_study_with_one_damaged_run_names_it(
     assert str(damaged / "run.sqlite") in said
 
 
-def test_a_locked_database_is_said_to_be_locked(damaged: Path, tmp_path: Path) -> None:
+def test_a_locked_database_is_reported_as_locked(damaged: Path, tmp_path: Path) -> None:
     holder = sqlite3.connect(damaged / "run.sqlite", isolation_level=None)
     holder.execute("PRAGMA locking_mode=EXCLUSIVE")
     holder.execute("PRAGMA journal_mode=WAL")
@@ -320,12 +320,12 @@ def test_a_model_of_another_run_or_one_that_diverged(
     first = next(name for name, tensor in tensors.items() if tensor.is_floating_point())
     for changed, about, says in (
         ({**tensors, first: tensors[first] * torch.nan}, '{"variant": "resnet10"}', "the model diverged"),
-        ({first: tensors[first]}, '{"variant": "resnet10"}', "not a whole model of this run"),
-        ({**tensors, first: torch.zeros(3)}, '{"variant": "resnet10"}', "not a whole model of this run"),
+        ({first: tensors[first]}, '{"variant": "resnet10"}', "not an intact model of this run"),
+        ({**tensors, first: torch.zeros(3)}, '{"variant": "resnet10"}', "not an intact model of this run"),
         (tensors, '{"variant": "other"}', "its variant other is not one of"),
-        (tensors, '{"variant": 5}', "not a whole model of this run"),
-        (tensors, "[", "not a whole model of this run"),
-        (tensors, None, "not a whole model of this run"),
+        (tensors, '{"variant": 5}', "not an intact model of this run"),
+        (tensors, "[", "not an intact model of this run"),
+        (tensors, None, "not an intact model of this run"),
     ):
         save_file(changed, path, metadata=None if about is None else {"values": about})
         assert says in command(("plot", "updates"), damaged, tmp_path, capsys)

@@ -92,5 +92,5 @@ def test_an_unknown_format_and_a_bad_place_are_refused(run: Run, tmp_path: Path)
     with pytest.raises(BadInput, match="--format: there is no format 'xml'; allowed are chrome-trace, csv"):
         export([run], "xml", tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(BadInput, match=r"--out .*file.*: cannot be written"):
+    with pytest.raises(BadInput, match=r"--out .*file.*: cannot write there"):
         export([run], "csv", tmp_path / "file" / "x")

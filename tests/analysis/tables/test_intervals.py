@@ -48,7 +48,7 @@ def test_below_three_pairs_the_differences_are_listed() -> None:
 
 
 @pytest.mark.parametrize("seeds", [(1,), (1, 2), (1, 2, 3, 4)])
-def test_the_number_of_pairs_is_said_wherever_a_difference_is(seeds: tuple[int, ...], tmp_path: Path) -> None:
+def test_every_difference_has_its_number_of_pairs(seeds: tuple[int, ...], tmp_path: Path) -> None:
     found = side_by_side(open_runs([write_study(tmp_path, seeds=seeds, rounds=2)]), None, [])
     said = f"({len(seeds)} pair{'s' if len(seeds) > 1 else ''})"
     assert said in tables(found)[0].markdown()

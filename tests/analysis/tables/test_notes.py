@@ -1,4 +1,4 @@
-"""What a reader must know stands on the report's first page and below the tables: divergence, variants, the host."""
+"""Cautions are on the report's first page and below the tables: divergence, variants, the host."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from synthetic_runs import write_run, write_study
 from test_report import embedded
 from test_report_commands import run_command
 
-from fleetbed.analysis.figures.plot import plot
+from fleetbed.analysis.figures.plot import draw_plot
 from fleetbed.analysis.page.conditions import conditions
 from fleetbed.analysis.page.page import page
 from fleetbed.analysis.page.report import report_json, write_report
-from fleetbed.analysis.tables.compare import compare, records, side_by_side, tables
+from fleetbed.analysis.tables.compare import compare_runs, records, side_by_side, tables
 from fleetbed.analysis.tables.curves import band, curve
 from fleetbed.analysis.tables.export import export, scalars
 from fleetbed.analysis.tables.notes import cautions, variant_notes
@@ -51,10 +51,10 @@ def test_a_curve_has_a_gap_where_no_model_has_a_finite_loss(tmp_path: Path) -> N
     assert found.first_reaching(0.4) is None
 
 
-def test_divergence_is_said_and_costs_no_command_its_result(tmp_path: Path) -> None:
+def test_divergence_is_reported_and_every_command_still_works(tmp_path: Path) -> None:
     run = diverging(tmp_path)
     said = "fedavg-sync-1 diverged in round 2: the loss of 1 of 2 models is not finite."
-    found = compare([run], None, [])
+    found = compare_runs([run], None, [])
     assert any(note.startswith(said) for note in found.notes)
     assert tables(found)[0].rows[0][2:4] == ("diverged", "30.0 %")
     (row,) = records(found)
@@ -63,7 +63,7 @@ def test_divergence_is_said_and_costs_no_command_its_result(tmp_path: Path) -> N
     assert said in html.split("<main>")[0]
     assert embedded(html)["curves"]["time"][0]["mean"] == [0.1, 0.2, 0.3, None, None]
     for kind in ("time", "rounds", "bytes", "joules", "flops"):
-        assert plot(kind, [run], tmp_path / "figures", [])
+        assert draw_plot(kind, [run], tmp_path / "figures", [])
     write_report([run], tmp_path / "r.html", None, [])
     for form in ("csv", "chrome-trace"):
         for path in export([run], form, tmp_path / "out"):
@@ -80,7 +80,7 @@ def test_a_seed_that_diverged_is_counted_and_not_averaged(tmp_path: Path) -> Non
     found = band(series, "time")
     assert found is not None
     np.testing.assert_allclose(found.mean, [0.1, 0.2, 0.3, 0.4, 0.5])
-    assert tables(compare([gone, sound], None, []))[0].rows[0][2] == "50.0 % (1 of 2 seeds diverged)"
+    assert tables(compare_runs([gone, sound], None, []))[0].rows[0][2] == "50.0 % (1 of 2 seeds diverged)"
 
 
 def test_nothing_but_divergence_still_has_a_report(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_methods_that_trained_different_variants_are_named_on_the_first_page(tmp
     same = [_with_variants(run, *["resnet26"] * 8) for run in (fedavg, fedin)]
     assert variant_notes(series_of(same)) == []
     mixed = [same[0], _with_variants(fedin, *["resnet18"] * 2, *["resnet26"] * 6)]
-    found = compare(mixed, None, [])
+    found = compare_runs(mixed, None, [])
     said = "trained different variants, so part of a difference may come from the models: "
     said += "fedavg 8 × resnet26; fedin 2 × resnet18, 6 × resnet26."
     assert any(said in note for note in found.notes)
@@ -145,7 +145,7 @@ def test_a_client_that_stepped_down_in_one_method_is_noticed(tmp_path: Path) -> 
     assert f"1 × {fedin.tasks[-1].variant}, then resnet10" in variant_notes(series_of([fedavg, down]))[0]
 
 
-def test_what_the_host_could_also_enforce_is_shown(tmp_path: Path) -> None:
+def test_limits_that_the_host_could_also_enforce_are_shown(tmp_path: Path) -> None:
     run = open_run(write_run(tmp_path, rounds=1))
     modelled = tuple(msgspec.structs.replace(cap, status="modelled", backend="plan") for cap in run.caps)
     told = conditions([replace(run, caps=modelled)])
@@ -156,7 +156,7 @@ def test_what_the_host_could_also_enforce_is_shown(tmp_path: Path) -> None:
     assert "no GPU To enable: buy one" in conditions([replace(run, meta={**run.meta, "host_can": [knob]})])
 
 
-def test_what_a_method_reported_of_its_tasks_is_in_report_and_exports(tmp_path: Path) -> None:
+def test_metrics_of_tasks_are_in_report_and_exports(tmp_path: Path) -> None:
     run = open_run(write_run(tmp_path, rounds=2))
     tasks = [task for task in run.tasks if task.client in (0, 1)]
     values = {task.task: float(number) for number, task in enumerate(tasks)}

@@ -1,4 +1,4 @@
-"""Accuracies of different series (whose models, on which data) are never mixed or set side by side."""
+"""Accuracies of different series (other models or other data) are never mixed or compared."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from synthetic_runs import write_run
 from test_report import embedded
 from test_report_commands import run_command
 
-from fleetbed.analysis.figures.plot import plot
+from fleetbed.analysis.figures.plot import draw_plot
 from fleetbed.analysis.page.page import page
 from fleetbed.analysis.page.report import write_report
 from fleetbed.analysis.tables.by_round import accuracy_tables
 from fleetbed.analysis.tables.clients import client_rows
-from fleetbed.analysis.tables.compare import compare, records, tables
+from fleetbed.analysis.tables.compare import compare_runs, records, tables
 from fleetbed.analysis.tables.export import export
 from fleetbed.analysis.tables.runs import Run, open_run
 from fleetbed.analysis.tables.series import series_of
@@ -57,9 +57,9 @@ def homo(tmp_path: Path) -> Run:
 
 def test_the_default_is_the_papers_and_old_runs_without_it_have_a_rule(homo: Run) -> None:
     assert "series" not in homo.meta  # a run of an earlier version
-    assert records(compare([homo], None, []))[0]["final_mean"] == pytest.approx(0.925)
+    assert records(compare_runs([homo], None, []))[0]["final_mean"] == pytest.approx(0.925)
     declared = replace(homo, meta={**homo.meta, "series": "global"})
-    assert records(compare([declared], None, []))[0]["final_mean"] == pytest.approx(0.465)
+    assert records(compare_runs([declared], None, []))[0]["final_mean"] == pytest.approx(0.465)
     assert default_series({"global", "personal-all"}, None) == "global"
     assert default_series({"personal-all"}, None) == "personal-all"
     assert default_series(set(), None) == "global"
@@ -67,7 +67,7 @@ def test_the_default_is_the_papers_and_old_runs_without_it_have_a_rule(homo: Run
 
 def test_the_reader_chooses(homo: Run, tmp_path: Path) -> None:
     for asked, accuracy in (("global", 0.465), ("personal-own", 0.925)):
-        found = compare([homo], None, [], asked)
+        found = compare_runs([homo], None, [], asked)
         assert records(found)[0]["final_mean"] == pytest.approx(accuracy)
         assert records(found)[0]["series"] == asked
         assert f"{100 * accuracy:.1f} %" in tables(found)[0].markdown()
@@ -78,15 +78,15 @@ def test_the_reader_chooses(homo: Run, tmp_path: Path) -> None:
         assert counters[-1] == pytest.approx(accuracy)
         assert client_rows(homo, found.groups[0].shown)[0].accuracy == pytest.approx(accuracy)
     with pytest.raises(BadInput, match=r"--series personal-all: none of these runs .*personal-own, global"):
-        compare([homo], None, [], "personal-all")
+        compare_runs([homo], None, [], "personal-all")
     with pytest.raises(BadInput, match=r"--series: there is no series 'personal'; did you mean personal-all or"):
-        compare([homo], None, [], "personal")
+        compare_runs([homo], None, [], "personal")
 
 
 def test_methods_in_different_series_are_not_set_side_by_side(homo: Run, tmp_path: Path) -> None:
     average = _run(tmp_path, "fedavg", everyone=0.6)
     alone = _run(tmp_path, "fedhe", whole=0.3)
-    found = compare([average, homo, alone], None, [])
+    found = compare_runs([average, homo, alone], None, [])
     assert {group.shown: [s.series.label for s in group.summaries] for group in found.groups} == {
         "global": ["fedavg"],
         "personal-own": ["fedin"],
@@ -103,13 +103,13 @@ def test_methods_in_different_series_are_not_set_side_by_side(homo: Run, tmp_pat
     html = page(found)
     assert "Methods are shown in different series, which are not compared" in html.split("<main>")[0]
     assert [group["shown"] for group in embedded(html)["groups"]] == ["global", "personal-own", "personal-all"]
-    names = {path.name for path in plot("time", [average, homo, alone], tmp_path / "figures", [])}
+    names = {path.name for path in draw_plot("time", [average, homo, alone], tmp_path / "figures", [])}
     assert {"time_global.png", "time_personal-own.png", "time_personal-all.png"} <= names
 
 
 def test_in_a_common_series_they_are_compared_and_one_that_lacks_it_is_named(homo: Run, tmp_path: Path) -> None:
     average, alone = _run(tmp_path, "fedavg", everyone=0.6), _run(tmp_path, "fedhe", whole=0.3)
-    found = compare([average, homo, alone], "fedavg", [], "global")
+    found = compare_runs([average, homo, alone], "fedavg", [], "global")
     (group,) = found.groups
     assert [row["difference_mean"] for row in records(found)] == [None, pytest.approx(0.465 - 0.6), None]
     assert "fedhe has no series global; it has personal-all." in found.notes

@@ -36,7 +36,7 @@ def run(tmp_path: Path) -> Run:
     return replace(empty, tasks=tasks, rounds=rounds)
 
 
-def test_a_round_is_told_along_its_last_client(run: Run) -> None:
+def test_a_round_follows_its_last_client(run: Run) -> None:
     first, second = round_costs(run)
     assert (first.last, first.duration_s) == (2, 25.0)
     assert first.path == {"download": 4, "compute": 16, "upload": 4, "server": 1.0, "rest": 0.0}
@@ -54,12 +54,12 @@ def test_a_round_that_went_on_after_its_last_result_gains_nothing_without_it(run
     assert only.without_last_s == only.duration_s == 30.0
 
 
-def test_without_rounds_nobody_waits(run: Run) -> None:
+def test_without_rounds_no_client_waits(run: Run) -> None:
     loose = replace(run, config=msgspec.structs.replace(run.config, policy=Policy(kind="async")))
     assert [(c.without_last_s, c.idle_s) for c in round_costs(loose)] == [(None, 0), (None, 0)]
 
 
-def test_waste_is_what_never_counted(run: Run) -> None:
+def test_waste_is_work_that_was_never_merged(run: Run) -> None:
     found = waste(run)
     assert set(found) == {"oom", "late"}
     assert (found["oom"].tasks, found["oom"].bytes, found["oom"].joules) == (1, 10, 5.0)
@@ -80,7 +80,7 @@ def test_participation_is_counted_per_kind(run: Run) -> None:
     assert counts["jetson-nano"] == (0, 0, 0)
 
 
-def test_staleness_is_counted_of_what_was_merged(tmp_path: Path) -> None:
+def test_staleness_counts_merged_results(tmp_path: Path) -> None:
     run = open_run(write_run(tmp_path, clients=10, rounds=3, policy=Policy(kind="async")))
     counts = staleness(run)
     assert sum(counts.values()) == sum(task.merged_version is not None for task in run.tasks)

@@ -18,9 +18,9 @@ from algorithm_harness import (
 )
 from torch.nn import functional as F
 
+from fleetbed.emulator.bases.class_means import squared_error
 from fleetbed.emulator.method.algorithm import Arrival, Assignment
 from fleetbed.emulator.method.bundle import Bundle
-from fleetbed.emulator.method.class_means import squared_error
 from fleetbed.models.base import InputSpec
 from fleetbed.profiles.experiment import Training
 

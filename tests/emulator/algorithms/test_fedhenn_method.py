@@ -21,8 +21,8 @@ from algorithm_harness import (
 from torch import Tensor
 from torch.nn import functional as F
 
+from fleetbed.emulator.bases.alignment import Alignment, cka, gram, gram_of, representations
 from fleetbed.emulator.method.algorithm import Arrival, Assignment
-from fleetbed.emulator.method.alignment import Alignment, cka, gram, gram_of, representations
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.models.base import InputSpec
 from fleetbed.models.work import Pass

@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fleetbed.emulator.bases.features import noisy, projected
 from fleetbed.emulator.method.algorithm import Assignment, Client
 from fleetbed.emulator.method.bundle import Bundle
-from fleetbed.emulator.method.features import noisy, projected
 from fleetbed.emulator.method.local_training import foreign_batch
 from fleetbed.models.base import InputSpec
 from fleetbed.models.families.lookup import family

@@ -6,8 +6,8 @@ import pytest
 import torch
 from algorithm_harness import Bed, ToyDepth, ToyDropout, ToyWidth, accuracy, advance, equal, run, same, tensors_of
 
+from fleetbed.emulator.bases.averaging import ALL_SECTIONS
 from fleetbed.emulator.method.algorithm import ALL_POLICIES, Assignment, Client
-from fleetbed.emulator.method.averaging import ALL_SECTIONS
 
 HEAD = {"fc.weight", "fc.bias"}
 

@@ -10,8 +10,8 @@ from algorithm_harness import ADAM, SGD, Bed, ToyWidth, accuracy, advance, equal
 from torch import Tensor
 
 from fleetbed.emulator.algorithms.heterofl import CLASSES
+from fleetbed.emulator.bases.averaging import MOST_INDICES
 from fleetbed.emulator.method.algorithm import ALL_POLICIES, Arrival, Assignment, Client
-from fleetbed.emulator.method.averaging import MOST_INDICES
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.models.base import Index, InputSpec
 from fleetbed.models.families.lookup import family

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from algorithm_harness import SGD, Bed, equal, run
 
-from fleetbed.emulator.method.features import cut_shapes
+from fleetbed.emulator.bases.features import cut_shapes
 from fleetbed.models.base import InputSpec
 from fleetbed.models.families.lookup import family
 from fleetbed.profiles.errors import BadInput

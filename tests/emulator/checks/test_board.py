@@ -7,7 +7,7 @@ import pytest
 from fleetbed.emulator.checks import board
 from fleetbed.emulator.checks.class_rates import ClassTimes, TrainingStep
 from fleetbed.emulator.machine import host
-from fleetbed.profiles.loading import read, without_provenance
+from fleetbed.profiles.loading import read_profile, without_provenance
 from fleetbed.profiles.types import Device, Rates
 
 MIB = 2**20
@@ -29,11 +29,11 @@ def _rated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_rated")
-def test_the_profile_is_what_was_measured_and_loads(tmp_path: Path) -> None:
+def test_the_profile_has_the_measured_values_and_loads(tmp_path: Path) -> None:
     file = tmp_path / "board.yaml"
     measured, classes = board.measure_board("My board", "wifi5")
     file.write_text(board.as_yaml(measured))
-    device = read(file, Device)
+    device = read_profile(file, Device)
     assert device.rates == RATES
     assert [step.error for step in classes.steps] == [pytest.approx(0.1)]
     assert (device.title, device.link, device.trains_on) == ("My board", "wifi5", "cpu")

@@ -9,7 +9,7 @@ from fleetbed.profiles.errors import FleetbedError
 from fleetbed.profiles.types import Rates
 
 
-def test_a_process_that_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(class_rates.interpreter, "module_command", lambda *_: ["false"])
     with pytest.raises(FleetbedError, match="ended early"):
         class_rates.measure_classes(1, 0.1)

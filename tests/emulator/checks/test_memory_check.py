@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from fleetbed.emulator.checks.memory_check import MemoryResult, Meter, compare, standard_cases, summarise, to_markdown
+from fleetbed.emulator.checks.memory_check import (
+    MemoryResult,
+    Meter,
+    compare_memory,
+    standard_cases,
+    summarise_memory,
+    to_markdown,
+)
 from fleetbed.emulator.checks.memory_meter import Case
 from fleetbed.models.base import InputSpec
 from fleetbed.profiles.experiment import Optimizer
@@ -20,7 +27,7 @@ def result(predicted: int, measured: int, batch: int = 8) -> MemoryResult:
 def test_errors_are_against_the_measurement_and_lose_their_sign() -> None:
     results = [result(110, 100), result(80, 100, batch=64), result(95, 100)]
     assert [round(each.error, 6) for each in results] == [0.1, -0.2, -0.05]
-    found = summarise(results)
+    found = summarise_memory(results)
     assert (found.cases, round(found.median, 6), round(found.worst, 6)) == (3, 0.1, 0.2)
     assert found.worst_case.batch == 64
 
@@ -52,5 +59,5 @@ def test_prediction_holds_for_real_processes() -> None:
     with Meter() as meter:
         if "memory: cgroup" not in meter.backend:
             pytest.skip(f"no memory cgroup can be written here ({meter.backend})")
-        results = [compare(case, meter) for case in cases]
-    assert max(abs(each.error) for each in results) <= 0.25, summarise(results).sentence
+        results = [compare_memory(case, meter) for case in cases]
+    assert max(abs(each.error) for each in results) <= 0.25, summarise_memory(results).sentence

@@ -1,4 +1,4 @@
-"""What is tried, how it is judged, and the hogs themselves on small caps."""
+"""The choice of trials, their evaluation, and the hogs themselves under small limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from fleetbed.emulator.checks import verify
 from fleetbed.emulator.checks.stress import fill
-from fleetbed.emulator.checks.verify import Finding, Proof, StressOrder, Subject, judge, summarise
+from fleetbed.emulator.checks.verify import Finding, Proof, StressOrder, Subject, judge, summarise_proofs
 from fleetbed.emulator.machine.calibration import Calibration, HostRate
 from fleetbed.profiles.types import Cpu, Device, Memory
 
@@ -59,19 +59,19 @@ def test_every_device_is_tried_and_every_batch_is_full() -> None:
     ]
 
 
-def test_interference_is_what_the_others_cost() -> None:
+def test_interference_is_the_loss_caused_by_other_clients() -> None:
     def proof(knob: str, got: float, ok: bool = True) -> Proof:
         return Proof(knob, "a", 50.0, got, got / 50 - 1, "GFLOPS", -0.02, 0.02, ok, "pacing", other_cores=got / 100)
 
     calibration = Calibration("h", "now", HostRate(180.0, 120.0, 2, 0.0, 0.0, 0.0))
-    report = summarise(
+    report = summarise_proofs(
         [proof("rate alone", 50.0), proof("rate together", 49.0), proof("memory", 90.0)], [], calibration, 1.5
     )
     assert report.ok
     assert report.worst_interference == pytest.approx(0.02)
     assert report.other_cores == 0.5  # of the rate trials: memory does not mind
-    assert not report.quiet
-    assert not summarise([proof("rate alone", 40.0, ok=False)], [], calibration, 1.5).ok
+    assert not report.host_was_idle
+    assert not summarise_proofs([proof("rate alone", 40.0, ok=False)], [], calibration, 1.5).ok
 
 
 def test_caps_that_do_not_fit_are_skipped_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_caps_that_do_not_fit_are_skipped_with_a_sentence(monkeypatch: pytest.Mo
     devices = {"big": device(1, 6000), "small": device(1, 500), "twin": device(1, 500), "middle": device(1, 2000)}
     assert verify._memory_trials(devices, quick=False) == (
         ["small", "middle"],
-        ["memory of big: its cap of 6000 MiB does not fit into this host now"],
+        ["memory of big: its limit of 6000 MiB does not fit into this host's free memory"],
     )
     assert verify._memory_trials(devices, quick=True)[0] == ["small"]
 
@@ -93,7 +93,7 @@ def test_the_shipped_boards_from_the_slowest_to_the_fastest() -> None:
 
 
 @pytest.mark.slow
-def test_the_hogs_do_what_they_are_told(tmp_path: Path) -> None:
+def test_the_hogs_reach_their_limits(tmp_path: Path) -> None:
     subject = Subject("small", 10.0, 128 * MIB)
     order = StressOrder(rate=(subject,), memory=(subject,), time_scale=0.5, task_s=0.2)
     command = [sys.executable, "-m", "fleetbed.emulator.checks.stress"]

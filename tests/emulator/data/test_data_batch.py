@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fleetbed.emulator.data import Dataset, augment, open_dataset, prepare
+from fleetbed.emulator.data import Dataset, augment, open_dataset, prepare_dataset
 from fleetbed.profiles.experiment import Data
 
 torch.set_num_threads(1)
@@ -18,7 +18,7 @@ Save = Callable[..., str]
 
 
 def dataset(arrays: dict[str, Any], save: Save, **settings: Any) -> Dataset:
-    return open_dataset(prepare(Data(name=save(arrays), **settings)))
+    return open_dataset(prepare_dataset(Data(name=save(arrays), **settings)))
 
 
 def test_normalised_by_the_statistics_of_the_training_split(arrays: dict[str, Any], save: Save) -> None:
@@ -57,7 +57,7 @@ def test_a_batch_is_a_copy_that_may_be_changed(arrays: dict[str, Any], save: Sav
     assert labels.tolist() == [0, 1, 2, 0, 1]
 
 
-def test_only_what_is_named_and_given_a_generator_is_augmented(arrays: dict[str, Any], save: Save) -> None:
+def test_only_selected_augmentations_with_a_generator_are_applied(arrays: dict[str, Any], save: Save) -> None:
     # enlarged, for a hole of 16 pixels would cover all of an image of 6
     plain = dataset(arrays, save, image_size=32).batch("train", np.arange(30), np.random.default_rng(0))[0]
     augmenting = dataset(arrays, save, image_size=32, augment=("crop", "flip", "cutout"))
@@ -114,6 +114,6 @@ def test_cutout_is_a_square_of_sixteen_cut_at_the_border() -> None:
 
 
 def test_batches_of_the_shipped_set_are_standardised() -> None:
-    x, _ = open_dataset(prepare(Data())).batch("train", np.arange(10_000))
+    x, _ = open_dataset(prepare_dataset(Data())).batch("train", np.arange(10_000))
     assert x.mean().item() == pytest.approx(0, abs=1e-4)
     assert x.std().item() == pytest.approx(1, abs=1e-4)

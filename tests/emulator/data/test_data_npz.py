@@ -1,4 +1,4 @@
-"""A user's .npz: what is taken, and that everything else is refused with one sentence."""
+"""A user's .npz: valid files are read, and everything else is refused with one sentence."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def test_a_missing_array_is_named(arrays: Arrays, save: Save, name: str) -> None
         ({"y_test": np.arange(13) % 3}, "12 samples and y_test has 13 labels"),
         ({"y_train": np.arange(30) % 3 - 1}, "y_train[0] is -1"),
         ({"y_train": np.full(30, 2**40)}, "y_train[0] is 1099511627776"),
-        ({"y_train": np.arange(30) % 3 * 2}, "3 different labels up to 4 and none is 1"),
+        ({"y_train": np.arange(30) % 3 * 2}, "3 different labels up to 4, but not 1"),
         ({"y_test": np.array([0, 1, 7] + [0] * 9)}, "y_test[2] is 7; the labels of y_train allow 0 to 2"),
-        ({"y_train": np.arange(30) % 3 / 2}, "y_train is of type float64; labels must be integers"),
+        ({"y_train": np.arange(30) % 3 / 2}, "y_train has type float64; labels must be integers"),
         ({"y_train": np.array(["a", "b", "c"] * 10)}, "labels must be integers"),
         ({"y_train": np.zeros((30, 3), np.int64)}, "y_train has shape (30, 3)"),
         ({"y_train": np.zeros(30, np.int64)}, "only the label 0; at least 2 classes"),
@@ -96,10 +96,10 @@ def test_a_missing_array_is_named(arrays: Arrays, save: Save, name: str) -> None
         ({"x_train": np.zeros((30, 3, 6, 6), np.uint8)}, "save x_train.transpose(0, 2, 3, 1)"),
         ({"x_train": np.zeros((30, 0, 6, 3), np.uint8)}, "x_train has shape (30, 0, 6, 3)"),
         ({"x_test": np.zeros((12, 5, 6, 3), np.uint8)}, "shape (6, 6, 3) and x_test of shape (5, 6, 3)"),
-        ({"x_train": np.zeros((30, 6, 6, 3), np.int32)}, "x_train is of type int32"),
+        ({"x_train": np.zeros((30, 6, 6, 3), np.int32)}, "x_train has type int32"),
         ({"x_train": np.full((30, 6, 6, 3), 1.5)}, "values from 1.5 to 1.5"),
         ({"x_train": np.full((30, 6, 6, 3), np.nan)}, "values from nan to nan"),
-        ({"x_train": np.array(["a"] * 30)}, "x_train is of type <U1"),
+        ({"x_train": np.array(["a"] * 30)}, "x_train has type <U1"),
         ({"text_train": np.array(["a"] * 30)}, "there is no array text_test"),
     ],
 )
@@ -127,7 +127,7 @@ def test_files_that_are_something_else_are_refused(tmp_path: Path) -> None:
     assert "cannot be read as an .npz" in refused(path)
     with path.open("wb") as file:
         np.save(file, np.zeros(3))
-    assert "holds a single array" in refused(path)
+    assert "contains a single array" in refused(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("readme.txt", "hello")
     assert "there is no array x_train, only nothing" in refused(path)
@@ -216,7 +216,7 @@ def npy(header: str, body: bytes = b"") -> bytes:
 
 @pytest.mark.parametrize("descr", ["'|u1'", "'<U0'", "'<f8'", "'<U99999999'", "[('a', '<i4')]"])
 @pytest.mark.parametrize("shape", ["(1000000000000,)", "(2, 10, 10)", "(5,)", "()", "(10, 1000000000000)"])
-def test_a_header_that_promises_what_is_not_there(tmp_path: Path, descr: str, shape: str) -> None:
+def test_a_header_that_does_not_match_the_data(tmp_path: Path, descr: str, shape: str) -> None:
     path = tmp_path / "own.npz"
     with zipfile.ZipFile(path, "w") as archive:
         text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}"
@@ -238,15 +238,15 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
         read_npz(path)
 
 
-def test_an_array_that_is_there_twice_or_packed_otherwise(tmp_path: Path, arrays: Arrays, save: Save) -> None:
+def test_an_array_that_occurs_twice_or_is_compressed_differently(tmp_path: Path, arrays: Arrays, save: Save) -> None:
     path = tmp_path / "twice.npz"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("y_train.npy", b"")
         archive.writestr("y_train", b"")
-    assert "y_train is there twice" in refused(path)
+    assert "it contains the array y_train twice" in refused(path)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
         archive.writestr("y_train.npy", b"1")
-    assert "packed in a way that numpy does not write" in refused(path)
+    assert "compressed in a way that numpy does not use" in refused(path)
 
 
 def test_more_classes_than_can_be(arrays: Arrays, save: Save) -> None:

@@ -1,4 +1,4 @@
-"""Partitions against their definitions: who gets what, that nothing is lost, and what is refused."""
+"""Partitions against their definitions: the parts of the clients, no lost samples, and refusals."""
 
 from __future__ import annotations
 
@@ -158,18 +158,23 @@ def test_shards_of_unequal_classes_differ_by_one_sample() -> None:
     ("clients", "public", "settings", "words"),
     [
         (201, 0, {"kind": "iid"}, "min_size is 10: 201 clients need 2010 training samples, but there are 2000"),
-        (200, 1, {"kind": "contiguous"}, "there are 1999 beside 1 public ones; lower min_size"),
+        (200, 1, {"kind": "contiguous"}, "there are 1999 besides 1 public ones; lower min_size"),
         (10, 2000, {"kind": "iid"}, "data.public is 2000; the training set has 2000 samples"),
         (100, 0, {"alpha": 0.01, "min_size": 15}, "2000 Dirichlet draws with alpha 0.01 .* at most .* raise alpha"),
-        (7, 0, {"kind": "shards"}, "14 shards, which 10 classes cannot share evenly; take a multiple of 5 clients"),
-        (2, 0, {"kind": "shards"}, "4 shards, which 10 classes cannot share evenly"),
+        (
+            7,
+            0,
+            {"kind": "shards"},
+            "14 shards, which do not divide evenly among 10 classes; use a multiple of 5 clients",
+        ),
+        (2, 0, {"kind": "shards"}, "4 shards, which do not divide evenly among 10 classes"),
         (10, 0, {"kind": "shards", "classes_per_client": 11}, "is 11; the data has 10 classes"),
         (10, 0, {"kind": "file"}, "data.partition.file is not given"),
         (10, 0, {"kind": "file", "file": "no/such.json"}, "no/such.json does not exist"),
         (10, 0, {"kind": "file", "file": "/"}, "is a folder, but the path of a partition file is needed"),
     ],
 )
-def test_what_cannot_be_is_refused(clients: int, public: int, settings: dict[str, Any], words: str) -> None:
+def test_impossible_partitions_are_refused(clients: int, public: int, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words) as caught:
         split(clients, public=public, **settings)
     assert str(caught.value).endswith(".")
@@ -222,13 +227,13 @@ def test_a_file_may_leave_samples_out_and_the_test_parts_to_be_drawn(tmp_path: P
         ({"train": [[0, 1], [2, 2000]]}, r"train\[1\]\[1\] is 2000; allowed are 0 to 1999"),
         ({"train": [[0, -1], [2, 3]]}, r"train\[0\]\[1\] is -1; allowed are 0 to 1999"),
         ({"train": [[0, 10**30], [2, 3]]}, "p.json"),
-        ({"train": [[0, 1], [1, 3]]}, r"train\[1\] has the sample 1, which train\[0\] has already"),
-        ({"train": [[0, 0], [2, 3]]}, r"train\[0\] has the sample 0, which train\[0\] has already"),
+        ({"train": [[0, 1], [1, 3]]}, r"train\[1\] has the sample 1, which train\[0\] already has"),
+        ({"train": [[0, 0], [2, 3]]}, r"train\[0\] has the sample 0, which train\[0\] already has"),
         ({"train": [[0, 1], [2, 3]], "test": [[0], [400]]}, r"test\[1\]\[0\] is 400; allowed are 0 to 399"),
         ({"train": [[0, 1], [2, 3]], "test": [[0], [5, 5]]}, r"test\[1\] lists a sample twice"),
         ({"train": [[0, 1], [2, 3]], "test": [[0], []]}, "client 1 would have no test sample"),
         ({"train": [[0, 1], [2]]}, "client 1 would have 1 training samples, but min_size is 2"),
-        ({"train": [[0, 1], [2, 3]], "public": [9]}, "data.public is 0, but public of .* lists 1 samples"),
+        ({"train": [[0, 1], [2, 3]], "public": [9]}, "data.public is 0, but public in .* lists 1 samples"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, content: Any, words: str) -> None:
@@ -239,7 +244,7 @@ def test_a_wrong_file_is_refused(tmp_path: Path, content: Any, words: str) -> No
 
 def test_public_samples_of_a_file_belong_to_no_client(tmp_path: Path) -> None:
     content = {"train": [[0, 1], [2, 3]], "public": [3, 4]}
-    with pytest.raises(BadInput, match=r"train\[1\] has the sample 3, which public has already"):
+    with pytest.raises(BadInput, match=r"train\[1\] has the sample 3, which public already has"):
         split(2, public=2, **written(tmp_path / "p.json", content))
 
 

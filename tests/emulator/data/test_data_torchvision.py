@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fleetbed.emulator.data import open_dataset, prepare
+from fleetbed.emulator.data import open_dataset, prepare_dataset
 from fleetbed.emulator.data.torchvision_sets import KNOWN
 from fleetbed.models.families.vision import torchvision
 from fleetbed.profiles.errors import BadInput, HostCannot
@@ -44,7 +44,7 @@ def write_pickle(path: Path, content: Any) -> list[str]:
 @pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST")])
 def test_idx_files(tmp_path: Path, name: str, folder: str) -> None:
     write_idx(tmp_path, folder)
-    dataset = open_dataset(prepare(Data(name=name, root=str(tmp_path), normalise=False)))
+    dataset = open_dataset(prepare_dataset(Data(name=name, root=str(tmp_path), normalise=False)))
     assert dataset.spec.shape == (1, 28, 28)
     assert dataset.spec.classes == 10
     x, y = dataset.batch("test", np.arange(10))
@@ -71,7 +71,7 @@ def test_cifar_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str)
     names = write_pickle(folder / reader.meta["filename"], {reader.meta["key"]: [str(c) for c in range(classes)]})
     monkeypatch.setattr(reader, "meta", reader.meta | {"md5": names[1]})
 
-    dataset = open_dataset(prepare(Data(name=name, root=str(tmp_path), normalise=False)))
+    dataset = open_dataset(prepare_dataset(Data(name=name, root=str(tmp_path), normalise=False)))
     assert dataset.spec.shape == (3, 32, 32)
     assert dataset.spec.classes == classes
     assert len(dataset.y_train) == classes * len(train_files)
@@ -90,7 +90,7 @@ def test_svhn_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         savemat(path, {"X": images, "y": (np.arange(20) % 10 + 1).reshape(-1, 1)})  # 10 stands for the digit 0
         lists[split] = ["", path.name, hashlib.md5(path.read_bytes()).hexdigest()]
     monkeypatch.setattr(reader, "split_list", lists)
-    dataset = open_dataset(prepare(Data(name="svhn", root=str(tmp_path), normalise=False)))
+    dataset = open_dataset(prepare_dataset(Data(name="svhn", root=str(tmp_path), normalise=False)))
     assert dataset.spec.shape == (3, 32, 32)
     x, y = dataset.batch("train", np.array([9, 0]))
     assert y.tolist() == [0, 1]
@@ -98,11 +98,11 @@ def test_svhn_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN))
-def test_a_set_that_is_not_there_is_refused_with_the_way_to_get_it(tmp_path: Path, name: str) -> None:
+def test_a_missing_set_is_refused_with_advice(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadInput, match=f"{name} is not in .*share.*missing.*set data.download=true"):
-        prepare(Data(name=name))
+        prepare_dataset(Data(name=name))
     with pytest.raises(BadInput, match=f"{name} is not in {tmp_path}/else"):
-        prepare(Data(name=name, root=str(tmp_path / "else")))
+        prepare_dataset(Data(name=name, root=str(tmp_path / "else")))
 
 
 def test_download_asks_torchvision_for_both_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,20 +114,20 @@ def test_download_asks_torchvision_for_both_splits(tmp_path: Path, monkeypatch: 
             write_idx(tmp_path, "MNIST")
 
     monkeypatch.setattr(torchvision.datasets.MNIST, "download", download)
-    dataset = open_dataset(prepare(Data(name="mnist", root=str(tmp_path), download=True)))
+    dataset = open_dataset(prepare_dataset(Data(name="mnist", root=str(tmp_path), download=True)))
     assert len(dataset.y_train) == 30
     assert asked == [True, False]
-    prepare(Data(name="mnist", root=str(tmp_path), download=True))
+    prepare_dataset(Data(name="mnist", root=str(tmp_path), download=True))
     assert asked == [True, False]  # what is here is not asked for again
 
 
-def test_a_failed_download_says_what_to_do_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_refused_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(self: Any) -> None:
         raise OSError("no route\nto host")
 
     monkeypatch.setattr(torchvision.datasets.SVHN, "download", offline)
-    with pytest.raises(HostCannot, match=r"could not be downloaded to .*: no route to host; put its files there"):
-        prepare(Data(name="svhn", root=str(tmp_path), download=True))
+    with pytest.raises(HostCannot, match=r"could not be downloaded to .*: no route to host; copy its files there"):
+        prepare_dataset(Data(name="svhn", root=str(tmp_path), download=True))
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
@@ -135,8 +135,8 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     labels = tmp_path / "MNIST/raw/train-labels-idx1-ubyte"
     labels.write_bytes(labels.read_bytes()[:-5])
     with pytest.raises(BadInput, match=r"the files of mnist in .* are damaged.*data.download=true"):
-        prepare(Data(name="mnist", root=str(tmp_path)))
+        prepare_dataset(Data(name="mnist", root=str(tmp_path)))
     for file in KNOWN["cifar10"].files:
         write_pickle(tmp_path / file, {})
     with pytest.raises(BadInput, match=r"the files of cifar10 in .* are damaged"):  # another checksum
-        prepare(Data(name="cifar10", root=str(tmp_path)))
+        prepare_dataset(Data(name="cifar10", root=str(tmp_path)))

@@ -1,4 +1,4 @@
-"""`model.assign`: the experiment says which client trains what, whatever the devices hold."""
+"""`model.assign`: the experiment fixes the variant of each client, whatever fits the devices."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from fleetbed.emulator.engine.layout import Layout, lay_out
 from fleetbed.emulator.engine.observer import Observer
 from fleetbed.emulator.engine.participant import ClientProgress
 from fleetbed.emulator.engine.timing import Modelled, TrainingCosts
-from fleetbed.emulator.run.fitting import fit, try_out
-from fleetbed.emulator.run.preparation import prepare
+from fleetbed.emulator.run.fitting import choose_variants, try_out
+from fleetbed.emulator.run.preparation import prepare_variants
 from fleetbed.models.work import Work
 from fleetbed.profiles import BadInput, load_experiment, runs
 from fleetbed.profiles.types import Device
@@ -27,10 +27,10 @@ def no_time(device: Device, variant: str, work: Work) -> float:
     raise AssertionError("what is assigned is not chosen by time")
 
 
-def test_a_client_gets_what_it_is_assigned_even_where_it_does_not_fit() -> None:
+def test_a_client_gets_its_assigned_variant_even_if_it_does_not_fit() -> None:
     # at full width and batch 256 the largest ResNet is beyond the smallest board
     layout = laid_out("[resnet26, resnet10]", "{name: heteroavg}", "model.options={}", "training.batch=256")
-    choices = fit(layout, no_time)
+    choices = choose_variants(layout, no_time)
     assert [choices[number].variant for number in range(8)] == ["resnet26"] * 4 + ["resnet10"] * 4
     assert {choice.reason for choice in choices.values()} == {"the experiment assigns it"}
     smallest = layout.specs[0].device
@@ -38,30 +38,30 @@ def test_a_client_gets_what_it_is_assigned_even_where_it_does_not_fit() -> None:
     assert choices[0].cost.memory_bytes > choices[7].cost.memory_bytes
 
 
-def test_what_is_assigned_is_neither_tried_out_nor_capped() -> None:
+def test_assigned_variants_are_neither_tried_nor_limited() -> None:
     class Trial:
         def try_out(self, name: str, variant: str, samples: int, cap_bytes: int) -> str | None:
             raise AssertionError(f"{variant} was tried out")
 
     layout = laid_out("[resnet10, resnet14]")
-    choices = fit(layout, no_time)
+    choices = choose_variants(layout, no_time)
     assert try_out(layout, choices, Trial()) == choices
     optimizer = layout.config.experiment.training.optimizer
     timing = Modelled(TrainingCosts(layout.family, layout.dataset.spec, optimizer))
     clients = {number: ClientProgress("resnet10") for number in range(8)}
     for assigned, capped in ((layout, False), (laid_out("[]"), True)):
-        found, _ = prepare(assigned, timing, None, clients, Observer())
+        found, _ = prepare_variants(assigned, timing, None, clients, Observer())
         assert {who.capped for who in found.participants.values()} == {capped}
 
 
 def test_a_variant_for_all_wins() -> None:
     layout = laid_out("[resnet10, resnet26]", "{name: fedavg, variant: resnet18}")
-    choices = fit(layout, no_time)
+    choices = choose_variants(layout, no_time)
     assert {choice.variant for choice in choices.values()} == {"resnet18"}
     assert {choice.reason for choice in choices.values()} == {"the experiment gives every client this variant"}
 
 
-def test_the_method_sees_only_what_is_assigned() -> None:
+def test_the_method_sees_only_assigned_variants() -> None:
     """fedhenn_homo takes clients of one variant alone, and the family has five."""
     pool = ("data.public=64",)
     laid_out("[resnet14]", "{name: fedhenn_homo, params: {rad: 64}}", *pool)

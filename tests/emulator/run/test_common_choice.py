@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fleetbed.emulator.engine.layout import Layout, lay_out
-from fleetbed.emulator.run.fitting import fit, try_out
+from fleetbed.emulator.run.fitting import choose_variants, try_out
 from fleetbed.models.cost.choose import Choice
 from fleetbed.models.work import Work
 from fleetbed.profiles import BadInput, load_experiment, runs
@@ -35,7 +35,7 @@ def seconds(device: Device, variant: str, work: Work) -> float:
 
 
 def chosen(config: RunConfig) -> dict[int, Choice]:
-    return fit(lay_out(config, ()), seconds)
+    return choose_variants(lay_out(config, ()), seconds)
 
 
 def variants(found: dict[int, Choice]) -> list[str | None]:
@@ -44,7 +44,7 @@ def variants(found: dict[int, Choice]) -> list[str | None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("algorithms", "budgets"), CASES)
-def test_all_runs_choose_alike_and_what_fits_under_every_method(algorithms: str, budgets: str) -> None:
+def test_all_runs_choose_the_same_variants_that_fit_under_every_method(algorithms: str, budgets: str) -> None:
     together = [chosen(config) for config in configs(algorithms, budgets)]
     apart = [chosen(config) for config in configs(algorithms, budgets, choose="per-method")]
     assert all(variants(found) == variants(together[0]) for found in together)
@@ -73,7 +73,7 @@ def test_an_algorithm_with_a_variant_of_its_own_takes_no_part() -> None:
     assert set(variants(chosen(asked[1]))) == {"resnet26"}
 
 
-def test_what_is_common_is_tried_out_with_the_most_samples_of_any_method() -> None:
+def test_common_variants_are_tried_with_the_most_samples_of_any_method() -> None:
     class Trial:
         samples: list[int] = []  # noqa: RUF012 (of this test alone)
 
@@ -83,7 +83,7 @@ def test_what_is_common_is_tried_out_with_the_most_samples_of_any_method() -> No
 
     def tried(config: RunConfig) -> list[str | None]:
         layout: Layout = lay_out(config, ())
-        return variants(try_out(layout, fit(layout, seconds), Trial()))
+        return variants(try_out(layout, choose_variants(layout, seconds), Trial()))
 
     found = [tried(config) for config in configs("[{name: heteroavg}, {name: fedin}]", "{memory_margin: 0.1}")]
     assert found[0] == found[1]
@@ -92,7 +92,7 @@ def test_what_is_common_is_tried_out_with_the_most_samples_of_any_method() -> No
     assert Trial.samples[: len(Trial.samples) // 2] == Trial.samples[len(Trial.samples) // 2 :]
 
 
-def test_there_is_nothing_to_choose_where_variants_are_assigned() -> None:
+def test_assigned_variants_leave_nothing_to_choose() -> None:
     (config,) = configs("[{name: heteroavg}]", "{}", "model.assign=[resnet10]")
     with pytest.raises(BadInput, match=r"model\.choose is common, but model\.assign fixes the variants"):
         lay_out(config, ())

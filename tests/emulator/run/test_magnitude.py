@@ -1,4 +1,4 @@
-"""Runs whose timeline or models nobody could wait for are refused before they begin; long ones are forecast quickly."""
+"""Runs that would be far too slow or large are refused before they start; long runs are forecast quickly."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def test_links_that_change_all_the_time(tmp_path: Path) -> None:
     trace = tmp_path / "trace.tsv"
     trace.write_text("0\t0.001\n0.001\t0.002\n0.002\t0")
     with pytest.raises(BadInput, match=r"availability.bandwidth: the links would change about \S+ times in a round"):
-        forecast(config(f"availability.bandwidth={trace}"), search=(), watch=Observer())
+        forecast(config(f"availability.bandwidth={trace}"), search=(), observer=Observer())
     trace.write_text("0\t10\n1\t20\n2\t0")
-    assert forecast(config(f"availability.bandwidth={trace}"), search=(), watch=Observer()).tasks == 80
+    assert forecast(config(f"availability.bandwidth={trace}"), search=(), observer=Observer()).tasks == 80
 
 
 @pytest.mark.parametrize(
@@ -41,15 +41,15 @@ def test_clients_that_come_and_go_all_the_time(tmp_path: Path, choice: str, key:
     fleet.write_text(FLEET)
     asked = (f"fleet={fleet}", f"availability={choice}", "model.options.base_width=64", "model.variants=[resnet26]")
     with pytest.raises(BadInput, match=rf"availability.{key}: clients would come and go about \S+ times in a round"):
-        forecast(config(*asked), search=(), watch=Observer())
+        forecast(config(*asked), search=(), observer=Observer())
 
 
 @pytest.mark.slow
 def test_a_long_run_is_forecast_by_its_first_rounds() -> None:
     begun_s = time.process_time()
-    long = forecast(config("rounds=100000"), search=(), watch=Observer())
+    long = forecast(config("rounds=100000"), search=(), observer=Observer())
     assert time.process_time() - begun_s < 30
-    short = forecast(config(f"rounds={MOST_TASKS // 8}"), search=(), watch=Observer())
+    short = forecast(config(f"rounds={MOST_TASKS // 8}"), search=(), observer=Observer())
     assert (short.tasks, long.tasks) == (MOST_TASKS, 800_000)
     assert long.device_s == pytest.approx(short.device_s * 100_000 / (MOST_TASKS // 8))
 
@@ -62,7 +62,7 @@ def test_a_long_run_is_forecast_by_its_first_rounds() -> None:
         ("model={family: vit-layer, options: {width: 65536, heads: 1, patch: 28}}",),
     ],
 )
-def test_models_that_find_no_room(sets: tuple[str, ...]) -> None:
+def test_models_that_do_not_fit_into_memory(sets: tuple[str, ...]) -> None:
     with pytest.raises(HostCannot, match="of memory are free"):
         lay_out(config(*sets), ())
 

@@ -105,10 +105,10 @@ def spoil_config(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "problem"),
     [
-        (lambda folder: (folder / "run.sqlite").unlink(), "is not a run's folder, there is no file run.sqlite in it"),
+        (lambda folder: (folder / "run.sqlite").unlink(), "is not the folder of a run: there is no run.sqlite in it"),
         (lambda folder: (folder / "run.sqlite").write_bytes(b"text" * 999), "cannot be read as the records of a run"),
         (drop_config, "cannot be read as the records of a run"),
-        (spoil_config, "is of another version or damaged"),
+        (spoil_config, "comes from another version or is damaged"),
     ],
     ids=["no file", "no database", "no configuration", "another configuration"],
 )

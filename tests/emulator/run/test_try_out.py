@@ -1,11 +1,11 @@
-"""Choices are tried out under their real caps, the smallest first, and none that is known to fit."""
+"""Choices are tried under their real memory caps, smallest first, except those that are known to fit."""
 
 from __future__ import annotations
 
 import pytest
 
 from fleetbed.emulator.engine.layout import Layout, lay_out
-from fleetbed.emulator.run.fitting import fit, try_out
+from fleetbed.emulator.run.fitting import choose_variants, try_out
 from fleetbed.models.work import Work
 from fleetbed.profiles import load_experiment, runs
 from fleetbed.profiles.types import Device
@@ -39,7 +39,7 @@ def no_time(device: Device, variant: str, work: Work) -> float:
 
 
 def test_the_smallest_cap_speaks_for_the_larger_ones(layout: Layout) -> None:
-    choices = fit(layout, no_time)
+    choices = choose_variants(layout, no_time)
     assert {choice.variant for choice in choices.values()} == {"resnet26"}
     trial = Trial({})
     assert try_out(layout, choices, trial) == choices
@@ -47,7 +47,7 @@ def test_the_smallest_cap_speaks_for_the_larger_ones(layout: Layout) -> None:
 
 
 def test_those_under_the_cap_that_is_too_small_step_down_alone(layout: Layout) -> None:
-    choices = fit(layout, no_time)
+    choices = choose_variants(layout, no_time)
     smallest = min(spec.device.cap_mib for spec in layout.specs)
     small = {spec.number for spec in layout.specs if spec.device.cap_mib == smallest}
     trial = Trial({"resnet26": smallest + 1})

@@ -8,7 +8,7 @@ import pytest
 
 from fleetbed.models.base import Family, InputSpec, Net
 from fleetbed.models.cost import choose as module
-from fleetbed.models.cost.choose import Choice, Limit, choose, transfer_seconds
+from fleetbed.models.cost.choose import Choice, Limit, choose_variant, transfer_seconds
 from fleetbed.models.cost.operations import Operations
 from fleetbed.models.cost.predict import Cost
 from fleetbed.models.work import Work
@@ -65,7 +65,7 @@ def made(cap_mib: float, seconds: Any = None, **budgets: Any) -> Choice:
     def never(variant: str, work: Work) -> float:
         raise AssertionError("time is not limited")
 
-    return choose(
+    return choose_variant(
         device=device(cap_mib),
         link=LINK,
         family=Three(None),
@@ -77,7 +77,7 @@ def made(cap_mib: float, seconds: Any = None, **budgets: Any) -> Choice:
     )
 
 
-def test_the_largest_that_fits_and_what_stopped_the_next(memory_mib: dict[str, float]) -> None:
+def test_the_largest_variant_that_fits_and_the_limit_of_the_next(memory_mib: dict[str, float]) -> None:
     choice = made(150)
     assert choice.variant == "m"
     assert choice.cost.memory_bytes == 100 * MIB
@@ -122,7 +122,7 @@ def test_bytes_count_both_ways(memory_mib: dict[str, float]) -> None:
     assert made(999, round_bytes=4e6).variant == "m"
     choice = made(999, round_bytes=3.9e6)
     assert choice.variant == "s"
-    assert choice.reason == "m needs 4 MB a round, 0.1 more than the 3.9 allowed"
+    assert choice.reason == "m needs 4 MB per round, 0.1 more than the 3.9 allowed"
 
 
 def test_time_is_computing_and_transferring(memory_mib: dict[str, float]) -> None:

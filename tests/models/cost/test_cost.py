@@ -1,4 +1,4 @@
-"""Predicted cost against figures worked out by hand for models small enough to do so."""
+"""Predicted cost against figures calculated by hand for small models."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def dense(work: Work, optimizer: Optimizer = PLAIN) -> Cost:
     return cost(FAMILY, "dense", SQUARE, work, optimizer)
 
 
-def test_a_model_that_is_not_trained_costs_itself_and_what_is_held() -> None:
+def test_an_untrained_model_costs_itself_and_the_held_tensors() -> None:
     found = dense(Work(held_models=2, held_values=7))
     assert found.parameters == 40_200
     assert found.state_bytes == DENSE
@@ -100,13 +100,13 @@ def test_a_model_that_is_not_trained_costs_itself_and_what_is_held() -> None:
     ("optimizer", "kept"),
     [(ADAM, 2), (Optimizer(name="adam", weight_decay=0.1), 2), (Optimizer(weight_decay=0.1), 1)],
 )
-def test_an_optimiser_costs_what_it_keeps_and_updates_in_place(optimizer: Optimizer, kept: int) -> None:
+def test_an_optimiser_costs_its_state_and_updates_in_place(optimizer: Optimizer, kept: int) -> None:
     found = dense(Work(steps=3, batch=2), optimizer).memory
     assert found["optimizer"] == kept * DENSE
     assert "workspace" not in found
 
 
-def test_what_the_optimizer_keeps() -> None:
+def test_state_of_the_optimizer() -> None:
     work = Work(steps=1, batch=2)
     kept = [dense(work, each).memory.get("optimizer", 0) for each in (PLAIN, MOMENTUM, ADAM)]
     assert kept == [0, DENSE, 2 * DENSE]

@@ -1,4 +1,4 @@
-"""The ledger: what is alive, what was alive at most, and what operators need inside themselves."""
+"""The ledger: living bytes, their peak, and the internal memory of operators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ledger() -> Iterator[Ledger]:
         yield ledger
 
 
-def test_what_is_alive(ledger: Ledger) -> None:
+def test_living_tensors_are_counted(ledger: Ledger) -> None:
     a = torch.empty(1000)
     b = torch.empty(500, dtype=torch.int64)
     assert ledger.live.total() == 8000

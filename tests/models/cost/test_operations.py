@@ -72,7 +72,7 @@ def test_linear_layers_attention_and_recurrent_layers_are_matrix_products() -> N
     assert lstm.matmul_flop == 2 * 2 * 3 * (4 * 7 * (5 + 7))
 
 
-def test_memory_bound_work_counts_what_is_read_and_written() -> None:
+def test_memory_bound_work_counts_bytes_read_and_written() -> None:
     x = (10, 10)
     assert counted(lambda: torch.empty(x) + torch.empty(x)).total == Operations(memory_bytes=1200, calls=1)
     assert counted(lambda: torch.empty(x).mul_(2)).total == Operations(memory_bytes=800, calls=1)

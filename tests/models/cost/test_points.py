@@ -1,4 +1,4 @@
-"""Published training times: what is read, what is left out with its row, what is refused."""
+"""Published training times: rows that are read, rows that are skipped, files that are refused."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_shipped_points() -> None:
         ({"threads": "4"}, 4.5),
     ],
 )
-def test_what_is_read(tmp_path: Path, change: dict[str, str], seconds: float) -> None:
+def test_rows_that_are_read(tmp_path: Path, change: dict[str, str], seconds: float) -> None:
     points = read_points(file(tmp_path, {**GOOD, **change}))
     (point,) = points.used
     assert point.seconds == pytest.approx(seconds)
@@ -63,8 +63,8 @@ def test_what_is_read(tmp_path: Path, change: dict[str, str], seconds: float) ->
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"device": "pocket calculator"}, 'the device "pocket calculator" is not known: give the name of a profile'),
-        ({"notes": "[profile=toaster]"}, 'the device "toaster" is not known'),
+        ({"device": "pocket calculator"}, 'the device "pocket calculator" is unknown: give the name of a profile'),
+        ({"notes": "[profile=toaster]"}, 'the device "toaster" is unknown'),
         ({"unit": "minutes"}, 'unit is "minutes", but s or ms is needed'),
         ({"unit": ""}, 'unit is "", but s or ms is needed'),
         ({"value": "0"}, 'value is "0", but a time above 0 is needed'),
@@ -82,7 +82,7 @@ def test_what_is_read(tmp_path: Path, change: dict[str, str], seconds: float) ->
         ({"what": "inference"}, 'what is "inference", but only training is compared'),
         ({"metric": "outcome"}, "time per batch is needed"),
         ({"model": " "}, "model is empty"),
-        ({"threads": "1"}, "threads is 1, but the rates of the device are of all 4 cores"),
+        ({"threads": "1"}, "threads is 1, but the rates of the device are those of all 4 cores"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_left_out_with_its_reason(
@@ -106,7 +106,7 @@ def test_a_row_that_cannot_be_used_is_left_out_with_its_reason(
         (",".join(COLUMNS).encode() + b"\n", "no row of this file can be used"),
     ],
 )
-def test_what_is_no_table_is_refused(tmp_path: Path, content: bytes, says: str) -> None:
+def test_a_file_without_a_table_is_refused(tmp_path: Path, content: bytes, says: str) -> None:
     path = tmp_path / "points.csv"
     path.write_bytes(content)
     with pytest.raises(BadInput, match=says):

@@ -1,4 +1,4 @@
-"""Predicted against measured times: the fit, leave-one-out, and what is left out."""
+"""Predicted against measured times: the fit, leave-one-out, and skipped rows."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Points:
 
 
 def test_a_model_is_predicted_by_rates_that_were_fitted_without_it(made_up: Points) -> None:
-    found = validation.validate(made_up)
+    found = validation.validate_points(made_up)
     assert [(row.row, row.reason) for row in found.left_out] == [(50, "bad"), (99, "there is no none")]
     assert found.unknown_operators == {"odd.op": ["net1"]}
     (result,) = found.devices
@@ -93,20 +93,20 @@ def test_a_model_is_predicted_by_rates_that_were_fitted_without_it(made_up: Poin
 
 def test_derived_rates_have_nothing_to_leave_out(made_up: Points) -> None:
     derived = replace(made_up, devices={"a": replace(made_up.devices["a"], rates=None, provenance=())})
-    (result,) = validation.validate(derived).devices
+    (result,) = validation.validate_points(derived).devices
     assert result.rates_from == ("derived",)
     assert result.unseen is None
 
 
 def test_a_file_without_a_known_model_is_refused(made_up: Points) -> None:
     with pytest.raises(BadInput, match=r"f\.csv: no row of this file can be used; row 50: bad"):
-        validation.validate(replace(made_up, used=made_up.used[-1:]))
+        validation.validate_points(replace(made_up, used=made_up.used[-1:]))
 
 
 @pytest.mark.slow
 def test_the_shipped_points_hold_the_bars() -> None:
     """Leave one model out: median at most 12 %, 90th percentile at most 35 %; and the profile has these rates."""
-    found = validation.validate(read_points(shipped_points()))
+    found = validation.validate_points(read_points(shipped_points()))
     assert [row.row for row in found.left_out] == [28, 32]
     (result,) = found.devices
     assert result.unseen is not None
@@ -136,7 +136,7 @@ def test_an_unusual_model_or_input_is_left_out_with_a_sentence(tmp_path: Path) -
     ]
     path = tmp_path / "p.csv"
     path.write_text(header + "".join(rows))
-    found = validation.validate(read_points(path))
+    found = validation.validate_points(read_points(path))
     assert found.compared[0].point.row == 2
     assert found.compared[0].predicted_s > 0
     reasons = {row.row: row.reason for row in found.left_out}

@@ -1,4 +1,4 @@
-"""What every model of every family must hold to."""
+"""Properties of every model of every family."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetbed.models.base import Family, InputSpec, Net, gather, scatter_add
-from fleetbed.models.families.lookup import family, names
+from fleetbed.models.families.lookup import family, family_names
 
 torch.set_num_threads(1)
 
@@ -62,13 +62,13 @@ def stages_of_the_largest(name: str) -> frozenset[str]:
     return frozenset(net.stages(inputs(spec_of(name))))
 
 
-VARIANTS = [(name, variant) for name in names() for variant in small(name).variants]
-ENDS = [(name, variant) for name in names() for variant in (small(name).variants[0], small(name).variants[-1])]
+VARIANTS = [(name, variant) for name in family_names() for variant in small(name).variants]
+ENDS = [(name, variant) for name in family_names() for variant in (small(name).variants[0], small(name).variants[-1])]
 SHARED = [(name, variant) for name, variant in VARIANTS if small(name).shared]
 
 
 def test_the_families() -> None:
-    assert names() == (
+    assert family_names() == (
         "resnet-stage",
         "resnet-width",
         "resnet-grid",
@@ -78,8 +78,8 @@ def test_the_families() -> None:
         "fedin-v1",
         "lstm",
     )
-    assert [name for name in names() if not small(name).shared] == ["fedhe-cnn", "fedhenn-cnn"]
-    assert all(small(name).name == name for name in names())
+    assert [name for name in family_names() if not small(name).shared] == ["fedhe-cnn", "fedhenn-cnn"]
+    assert all(small(name).name == name for name in family_names())
 
 
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
@@ -96,7 +96,7 @@ def test_a_model_is_the_composition_of_its_sections(name: str, variant: str) -> 
 
 @pytest.mark.parametrize(("name", "variant"), ENDS)
 @torch.no_grad()
-def test_a_section_is_what_its_part_of_the_forward_pass_reads(name: str, variant: str) -> None:
+def test_a_section_has_the_tensors_of_its_part_of_the_forward_pass(name: str, variant: str) -> None:
     """Poison one tensor at a time: only the pass through its own section may show it."""
     spec = spec_of(name)
     net = small(name).build(variant, spec).eval()
@@ -209,7 +209,7 @@ def test_gather_gives_a_loadable_part_and_scatter_puts_it_back(name: str, varian
 
 
 @pytest.mark.parametrize(("name", "variant"), [pair for pair in SHARED if pair[0] != "lstm"])
-def test_a_part_computes_what_the_whole_does_with_the_rest_at_zero(name: str, variant: str) -> None:
+def test_a_part_equals_the_whole_with_the_rest_at_zero(name: str, variant: str) -> None:
     """A channel whose filter, scale and offset are 0 is 0, and a residual block of such channels changes
     nothing; so the largest model with only the part's tensors in place must give the part's own output."""
     families, spec = small(name), spec_of(name)
@@ -226,7 +226,7 @@ def test_a_part_computes_what_the_whole_does_with_the_rest_at_zero(name: str, va
         torch.testing.assert_close(part.train(training)(x), whole.train(training)(x), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", [name for name in names() if not small(name).shared])
+@pytest.mark.parametrize("name", [name for name in family_names() if not small(name).shared])
 def test_the_index_of_an_unshared_variant_is_all_of_itself(name: str) -> None:
     for variant in small(name).variants:
         index = small(name).index(variant, spec_of(name))

@@ -1,4 +1,4 @@
-"""What cannot be built is refused in a sentence that names the key, what was found and what is allowed."""
+"""A model that cannot be built is refused with the key, the value found and the values allowed."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def test_bad_option(options: dict[str, Any], parts: list[str]) -> None:
 
 
 def test_vit_options_must_go_together() -> None:
-    assert "a width of 10 cannot be shared by 6 heads" in refusal("vit-layer", {"width": 10})
+    assert "a width of 10 cannot be divided among 6 heads" in refusal("vit-layer", {"width": 10})
     sentence = refusal("vit-layer", {"pretrained": True, "patch": 8})
-    assert "patch 16, found 8" in sentence
+    assert "need patch 16, but it is 8" in sentence
     assert "pretrained to false" in sentence
 
 
@@ -88,7 +88,7 @@ def test_narrow_keeps_the_order_and_the_family_as_it_was() -> None:
 
 @pytest.mark.parametrize("classes", [1, 0, -1])
 def test_too_few_classes(classes: int) -> None:
-    with pytest.raises(BadInput, match=f"at least 2 classes, found {classes}"):
+    with pytest.raises(BadInput, match=f"at least 2 classes, but this has {classes}"):
         family("resnet-stage").build("resnet10", InputSpec((3, 32, 32), classes))
 
 
@@ -103,10 +103,12 @@ SMALLEST: list[tuple[str, dict[str, Any], int]] = [
 
 
 @pytest.mark.parametrize(("name", "options", "smallest"), SMALLEST)
-def test_the_smallest_image_is_said_and_works(name: str, options: dict[str, Any], smallest: int) -> None:
+def test_the_smallest_image_works_and_a_smaller_one_is_refused(
+    name: str, options: dict[str, Any], smallest: int
+) -> None:
     chosen = family(name, options)
     short = InputSpec((1, smallest, smallest - 1), 10)
-    with pytest.raises(BadInput, match=f"at least {smallest}x{smallest}, found {smallest}x{smallest - 1}"):
+    with pytest.raises(BadInput, match=f"at least {smallest}x{smallest}, but these are {smallest}x{smallest - 1}"):
         chosen.outline(chosen.variants[0], short)
     for variant in chosen.variants:
         net = chosen.outline(variant, InputSpec((1, smallest, smallest), 10))
@@ -117,7 +119,7 @@ def test_the_smallest_image_is_said_and_works(name: str, options: dict[str, Any]
     ("name", "variant", "smallest"),
     [("fedhenn-cnn", "conv1-fc1", 6), ("fedhenn-cnn", "conv2-fc2", 16), ("fedhe-cnn", "model0", 3)],
 )
-def test_a_narrowed_family_takes_what_its_own_variants_take(name: str, variant: str, smallest: int) -> None:
+def test_a_narrowed_family_accepts_the_inputs_of_its_own_variants(name: str, variant: str, smallest: int) -> None:
     chosen = family(name).narrow((variant,))
     assert chosen.smallest_image == smallest
     net = chosen.outline(variant, InputSpec((1, smallest, smallest), 2))
@@ -125,14 +127,14 @@ def test_a_narrowed_family_takes_what_its_own_variants_take(name: str, variant: 
 
 
 def test_vit_needs_whole_patches() -> None:
-    with pytest.raises(BadInput, match="multiples of the patch of 16, found 32x40"):
+    with pytest.raises(BadInput, match="multiples of the patch of 16, but these are 32x40"):
         family("vit-layer").outline("vit8", InputSpec((3, 32, 40), 10))
 
 
 def test_the_wrong_kind_of_data() -> None:
-    with pytest.raises(BadInput, match="resnet-stage reads images, the data is text"):
+    with pytest.raises(BadInput, match="resnet-stage needs images, but the data is text"):
         family("resnet-stage").build("resnet10", InputSpec((25,), 2, vocabulary=100))
-    with pytest.raises(BadInput, match="lstm reads text, the data is images"):
+    with pytest.raises(BadInput, match="lstm needs text, but the data is images"):
         family("lstm").build("lstm1", InputSpec((3, 32, 32), 10))
-    with pytest.raises(BadInput, match="a vocabulary, found one of 0 words"):
+    with pytest.raises(BadInput, match="a vocabulary, but this one has 0 words"):
         family("lstm").build("lstm1", InputSpec((25,), 2))

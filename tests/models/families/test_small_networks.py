@@ -1,4 +1,4 @@
-"""What is particular to the small networks: Keras's pooling, LeCun's initialisation, the frozen embedding."""
+"""Details of the small networks: Keras's pooling, LeCun's initialisation, the frozen embedding."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from fleetbed.emulator.bases.averaging import Averaging
 from fleetbed.emulator.method.algorithm import Assignment, Job
-from fleetbed.emulator.method.averaging import Averaging
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.local_training import Step, cross_entropy_step, proximal
 from fleetbed.models.base import Net, Tensors

@@ -7,6 +7,7 @@ from msgspec import Struct
 from torch import Tensor
 from torch.nn import functional as F
 
+from fleetbed.emulator.bases.class_means import CLASS, ClassMeans, by_class, expected, objection, squared_error
 from fleetbed.emulator.method.algorithm import (
     Algorithm,
     Arrival,
@@ -18,7 +19,6 @@ from fleetbed.emulator.method.algorithm import (
     Target,
 )
 from fleetbed.emulator.method.bundle import Bundle
-from fleetbed.emulator.method.class_means import CLASS, ClassMeans, by_class, expected, objection, squared_error
 from fleetbed.emulator.method.local_training import (
     keep_model,
     kept_models,

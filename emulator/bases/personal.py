@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fleetbed.emulator.bases.averaging import ALL_SECTIONS, Averaging
 from fleetbed.emulator.method.algorithm import Client, Needs, Target
-from fleetbed.emulator.method.averaging import ALL_SECTIONS, Averaging
 from fleetbed.emulator.method.bundle import Bundle, prefixed
 from fleetbed.emulator.method.local_training import MODEL, on_both_test_sets
 

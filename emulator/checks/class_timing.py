@@ -1,9 +1,9 @@
-"""How fast a machine does each class of operation: `python -m fleetbed.emulator.checks.class_kernels THREADS SECONDS`.
+"""Measures the rate of each class of operation: `python -m fleetbed.emulator.checks.class_timing THREADS SECONDS`.
 
-The operators of a probe network that has all classes are timed where they run, inside its training steps. Timed alone
-they would be too fast: a step brings new memory, which the kernel has to map, and cold caches. Two other networks train
-beside it, to hold the rates against. All take turns, so that what else the machine does hits them alike; the lower
-quartile of the times counts. Run as a process of its own, whose thread variables were set before it began.
+The operators of a probe network that has all classes are timed inside its training steps. Timed alone they would be too
+fast, because a step uses new memory, which the kernel has to map, and cold caches. Two other networks train as well, to
+check the rates against. All of them take turns, so that other load affects them equally; the lower quartile of the
+times counts. It runs as a separate process, whose thread variables were set before it started.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BATCH, SHAPE, CLASSES = 2, (3, 192, 192), 100
 STEPS = ("resnet18", "mobilenetv2_100")  # a ResNet and a depthwise net
 MIN_TURNS = 5
 CALLS = 50  # of a tiny operator
-#: of a class's time, what is left to its arithmetic whatever the bytes that it moves should take
+#: the least part of a class's time that counts as arithmetic, however long its memory traffic should take
 LEAST_PART = 0.2
 
 
@@ -82,7 +82,7 @@ def _inverted(channels: int) -> nn.Module:
 
 
 class TimedCount(OperatorCount):
-    """The work of each class, and the seconds that its operators took."""
+    """Counts the work of each class, and the seconds that its operators took."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -113,8 +113,8 @@ class TimedCount(OperatorCount):
 _ARITHMETIC = ("conv_1x1_flop", "conv_flop", "depthwise_flop", "matmul_flop")
 
 
-def measure(seconds: float) -> ClassTimes:
-    """Time for about so many seconds, at least a few turns."""
+def measure_rates(seconds: float) -> ClassTimes:
+    """Measure for about this many seconds, but at least MIN_TURNS turns."""
     torch.manual_seed(0)
     probe = _step(Probe())
     nets = {name: timm.create_model(name, num_classes=CLASSES) for name in STEPS}
@@ -143,9 +143,10 @@ def measure(seconds: float) -> ClassTimes:
 
 
 def _rates(counts: list[TimedCount], inside_s: float, call_s: float) -> Rates:
-    """Work over time, class by class.
+    """Divide work by time, class by class.
 
-    What a call takes inside the operator is taken off its time first, and the bytes that a convolution moves.
+    The time inside an operator that each call takes, and that of the bytes that a convolution moves, is subtracted
+    first.
     """
     took = {name: _lower_quartile([count.seconds[name] for count in counts]) for name in counts[0].seconds}
     work = counts[0].work
@@ -192,12 +193,12 @@ def _step(net: nn.Module) -> Callable[[], object]:
 
 
 def _work(net: nn.Module) -> StepWork:
-    """Counted on a copy without data: counting takes the storage away."""
+    """Count the work on a copy, because counting removes the data of the parameters."""
     return count_step(copy.deepcopy(net), SHAPE, BATCH)
 
 
 def _tiny() -> None:
-    """Operators, with their part in a backward pass, that have next to nothing to do."""
+    """Run operators, forward and backward, that have next to nothing to do."""
     x = torch.ones(1, requires_grad=True)
     y = x
     for _ in range(CALLS // 2):
@@ -206,7 +207,7 @@ def _tiny() -> None:
 
 
 def _clock() -> Callable[[], float]:
-    """A lone thread's CPU time leaves out the turns of other processes."""
+    """Return the clock to use: the CPU time of a single thread, which excludes other processes, or wall time."""
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
@@ -232,7 +233,7 @@ def _rounded(value: float) -> float:
 
 def main() -> None:
     torch.set_num_threads(int(sys.argv[1]))
-    print(msgspec.json.encode(measure(float(sys.argv[2]))).decode())
+    print(msgspec.json.encode(measure_rates(float(sys.argv[2]))).decode())
 
 
 if __name__ == "__main__":

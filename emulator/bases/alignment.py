@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional as F
 
+from fleetbed.emulator.bases.features import cut_shapes
 from fleetbed.emulator.method.algorithm import Client, Context, Job, Spec, like
 from fleetbed.emulator.method.bundle import Bundle
-from fleetbed.emulator.method.features import cut_shapes
 from fleetbed.emulator.method.local_training import Step, batch_norms, foreign_batch
 from fleetbed.emulator.method.optimizers import Stepper
 from fleetbed.emulator.method.schedule import batch_of, steps_of
