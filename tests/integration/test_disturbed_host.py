@@ -52,7 +52,11 @@ def test_a_disturbed_calibration_is_reported_and_not_saved(
     for folder in folders:
         (count,) = query(folder, "SELECT count(*) FROM notices WHERE kind = 'calibration'")
         assert count == (1,) if disturbed else (0,)
-    shown = [text for text in cautions(series_of(open_runs([tmp_path / "s"]))) if "others used the host" in text]
+    shown = [
+        text
+        for text in cautions(series_of(open_runs([tmp_path / "s"])))
+        if "other processes disturbed the calibration" in text
+    ]
     assert len(shown) == (2 if disturbed else 0)
     if disturbed:
         assert heard.lines[2] == told[0]  # before it are which run it is, and that the host is being measured

@@ -111,11 +111,11 @@ def test_a_deadline_that_a_kind_of_device_misses_is_reported_in_forecast_and_run
     heard = Heard()
     told, folder = both(*sets, f"policies=[{{kind: deadline, deadline_s: {deadline_s}}}]", observer=heard)
     (warning,) = told.warnings
-    assert "6 of 6 tasks of raspberry-pi-4b-4gb (100%) would miss deadline_s" in warning
+    assert "6 of 6 tasks on raspberry-pi-4b-4gb (100%) would miss deadline_s" in warning
     late = query(folder, "SELECT device, count(*) FROM tasks JOIN clients USING (client) WHERE outcome = 'late'")
     assert late == [("raspberry-pi-4b-4gb", 6)]
     (said,) = [line for line in heard.lines if "deadline_s" in line]
-    assert said.startswith("no client of raspberry-pi-4b-4gb (2 of 4) can meet deadline_s")
+    assert said.startswith("no client on raspberry-pi-4b-4gb (2 of 4) can meet deadline_s")
     assert query(folder, "SELECT text FROM notices WHERE kind = 'deadline'") == [(said,)]
     for sentence in (warning, said):
         found = re.search(r"set deadline_s to (\S+) or more", sentence)
@@ -175,7 +175,5 @@ def test_a_method_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, both: Bot
         raise RuntimeError("it cannot")
 
     monkeypatch.setattr("fleetbed.emulator.processes.task_runner.TaskRunner.train", broken)
-    with pytest.raises(
-        FleetbedError, match=r"trying out a task of resnet\d+ \(train\).* failed: RuntimeError: it cannot"
-    ):
+    with pytest.raises(FleetbedError, match=r"a trial task of resnet\d+ \(train\).* failed: RuntimeError: it cannot"):
         both()

@@ -164,5 +164,5 @@ def test_a_replay_takes_the_variants_that_were_chosen_whatever_was_measured(go: 
 
 def test_a_replay_of_another_configuration_is_refused_with_the_differences(go: Start) -> None:
     first = go("first", "processes=inline", "rounds=1")
-    with pytest.raises(BadInput, match=r"different are: experiment\.training\.batch, seed$"):
+    with pytest.raises(BadInput, match=r"these keys differ: experiment\.training\.batch, seed$"):
         go("replayed", "rounds=1", "training.batch=5", "seeds=[2]", f"timing={{source: replay, replay: {first}}}")

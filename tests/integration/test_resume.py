@@ -180,7 +180,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_anew(tmp_path:
     observer = StopAfter(10**9)
     folders = resume_study(folder, observer)
     assert [results(each) for each in folders] == whole
-    assert "done before" in observer.said
+    assert "already done" in observer.said
 
 
 def _names(folder: Path) -> list[str]:
@@ -283,7 +283,7 @@ def test_a_study_that_somebody_works_on_is_left_alone(tmp_path: Path) -> None:
         refused = 0
 
         def tick(self) -> None:
-            with pytest.raises(BadInput, match="another process is at work here"):
+            with pytest.raises(BadInput, match="another process is using this folder"):
                 resume_study(tmp_path / "s", Observer())
             self.refused += 1
 
@@ -304,7 +304,7 @@ def test_a_lock_that_was_removed_meanwhile_is_none(tmp_path: Path, monkeypatch: 
             path.unlink()
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(BadInput, match="another process is at work here"):
+    with pytest.raises(BadInput, match="another process is using this folder"):
         resume_study(tmp_path / "s", Observer(), only=only)
 
 

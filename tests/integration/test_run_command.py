@@ -33,10 +33,10 @@ def test_a_study_is_carried_out_and_its_folder_printed(tmp_path: Path) -> None:
     again = fleetbed("run", *ARGUMENTS, "--out", "mine", cwd=tmp_path)
     assert again.returncode == 2
     assert again.stderr.count("\n") == 1
-    assert "mine: the folder exists" in again.stderr
+    assert "mine: the folder already exists" in again.stderr
     resumed = fleetbed("run", "--resume", "mine", "--json", cwd=tmp_path)
     assert resumed.returncode == 0
-    assert resumed.stderr.count("done before") == 2
+    assert resumed.stderr.count("already done") == 2
     told = json.loads(resumed.stdout)
     assert told["runs"] == [f"mine/heteroavg-sync-{seed}" for seed in (1, 2)]
     for seed in (1, 2):
@@ -45,11 +45,11 @@ def test_a_study_is_carried_out_and_its_folder_printed(tmp_path: Path) -> None:
         assert line in done.stderr.splitlines()[-2:]
         assert line in resumed.stderr.splitlines()[-2:]
     one = fleetbed("run", "--resume", "mine/heteroavg-sync-2", cwd=tmp_path)
-    assert (one.returncode, one.stdout, one.stderr.count("done before")) == (0, "mine/heteroavg-sync-2\n", 1)
+    assert (one.returncode, one.stdout, one.stderr.count("already done")) == (0, "mine/heteroavg-sync-2\n", 1)
     for options in (["--jobs", "2"], ["--set", "rounds=2"], ["--only", "heteroavg-sync-1"]):
         refused = fleetbed("run", "--resume", "mine/heteroavg-sync-2", *options, cwd=tmp_path)
         assert refused.returncode == 2
-        assert "is one run: --set, --jobs and --only go with the folder of its study" in refused.stderr
+        assert "is a single run: use --set, --jobs and --only with the folder of its study" in refused.stderr
 
 
 def test_the_forecast_matches_the_run(tmp_path: Path) -> None:
@@ -70,15 +70,15 @@ def test_the_forecast_matches_the_run(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (["run"], "either an experiment or --resume"),
-        (["run", "demo", "--jobs", "2"], "timing.source enforced need the host for themselves"),
-        (["run", "demo", "--only", "a"], "--only RUN goes with --resume DIR"),
-        (["run", "demo", "--dry-run", "--jobs", "2"], "timing.source enforced need the host for themselves"),
-        (["run", "demo", "--dry-run", "--out", "."], "--out .: the folder exists"),
-        (["run", "--resume", ".", "--dry-run"], "--dry-run does not go with --resume"),
-        (["run", "--resume", ".", "--out", "x"], "--out does not go with --resume"),
-        (["run", "--resume", ".", "--profiles", "."], "--profiles does not go with --resume"),
-        (["run", "--resume", ".", "--only", "a", "--jobs", "2"], "--only RUN does not go with --jobs"),
-        (["run", "--resume", ".", "--only", "a", "--set", "rounds=9"], "--set does not go with --only"),
+        (["run", "demo", "--jobs", "2"], "timing.source enforced needs the host to itself"),
+        (["run", "demo", "--only", "a"], "--only RUN needs --resume DIR"),
+        (["run", "demo", "--dry-run", "--jobs", "2"], "timing.source enforced needs the host to itself"),
+        (["run", "demo", "--dry-run", "--out", "."], "--out .: the folder already exists"),
+        (["run", "--resume", ".", "--dry-run"], "--dry-run cannot be used with --resume"),
+        (["run", "--resume", ".", "--out", "x"], "--out cannot be used with --resume"),
+        (["run", "--resume", ".", "--profiles", "."], "--profiles cannot be used with --resume"),
+        (["run", "--resume", ".", "--only", "a", "--jobs", "2"], "--only RUN cannot be used with --jobs"),
+        (["run", "--resume", ".", "--only", "a", "--set", "rounds=9"], "--set cannot be used with --only"),
         (["run", "--resume", ".", "--set", "rounds=9"], "not the folder of a study"),
         (["run", "demoo"], "demo"),
         (["run", "demo", "--set", "algorithms=[{name: fedinn}]"], "fedin"),
@@ -165,7 +165,7 @@ def test_a_run_that_fails_stops_the_others_which_can_be_resumed(tmp_path: Path) 
     assert "Traceback" not in broken.stderr
     only = fleetbed("run", "--resume", "s", "--only", "heteroavg-sync-2", cwd=tmp_path)
     assert only.returncode == 0
-    assert "done before" in only.stderr
+    assert "already done" in only.stderr
 
 
 @pytest.mark.slow
@@ -245,5 +245,5 @@ def test_a_run_without_a_result_does_not_end_the_others(tmp_path: Path) -> None:
     }
     assert statuses == {"heteroavg-deadline-1": '"empty"', "heteroavg-sync-1": '"done"'}, done.stderr
     assert done.returncode == 1
-    assert "fleetbed: heteroavg-deadline-1: not one result was merged" in done.stderr
+    assert "fleetbed: heteroavg-deadline-1: no result was merged" in done.stderr
     assert "heteroavg-sync-1: accuracy" in done.stderr

@@ -102,11 +102,11 @@ def test_rounds_are_added_to_all_runs_and_stay_so_when_interrupted(tmp_path: Pat
 @pytest.mark.parametrize(
     ("sets", "sentence"),
     [
-        (["training.batch=8"], r"only rounds can be set, but training\.batch would change \(4 before, 8 now\)"),
-        (["rounds=9", "title=x"], r"only rounds can be set, but title would change"),
-        (["seeds=[1, 2]"], r"only rounds can be set, but seeds would change"),
+        (["training.batch=8"], r"only rounds can be set, but this would change training\.batch \(4 before, 8 now\)"),
+        (["rounds=9", "title=x"], r"only rounds can be set, but this would change title"),
+        (["seeds=[1, 2]"], r"only rounds can be set, but this would change seeds"),
         (["algorithms.0.label=../../x"], r"algorithms\.0\.label is"),
-        (["rounds=1"], r"rounds is 1, but the study has 2 already, and only more can be added"),
+        (["rounds=1"], r"rounds is 1, but the study already has 2, and rounds can only be added"),
         (["rounds=many"], r"rounds is \"many\", but a whole number"),
         (["rounds=0"], r"rounds is 0, but a whole number"),
         (["roundz=4"], r"did you mean rounds\?"),
@@ -256,7 +256,10 @@ def test_no_two_studies_share_a_folder(tmp_path: Path) -> None:
         taken = (one / "study.json").read_bytes()
         with new_study(experiment, folder, search=(), command="two", or_next=True) as two:
             pass
-        with pytest.raises(BadInput, match="the folder exists"), new_study(experiment, folder, search=(), command="3"):
+        with (
+            pytest.raises(BadInput, match="the folder already exists"),
+            new_study(experiment, folder, search=(), command="3"),
+        ):
             pass
         assert (one / "study.json").read_bytes() == taken
     assert (one, two) == (folder, tmp_path / "runs" / "x-2")
@@ -266,7 +269,7 @@ def test_no_two_studies_share_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["x" * 300, "file/s"])
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="the folder cannot be made"):
+    with pytest.raises(BadInput, match="the folder cannot be created"):
         study(tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -308,17 +311,17 @@ def test_a_second_run_that_is_refused_leaves_the_first(tmp_path: Path) -> None:
 def test_a_run_without_any_merge_is_no_success(tmp_path: Path) -> None:
     out = io.StringIO()
     limited = "device_time_limit_s=1e-3"
-    with pytest.raises(FleetbedError, match=r"not one result was merged \(tasks by outcome: \d+ late\)") as failed:
+    with pytest.raises(FleetbedError, match=r"no result was merged \(tasks by outcome: \d+ late\)") as failed:
         study(tmp_path / "s", limited, "seeds=[1, 2]", observer=PlainObserver(out))
     assert failed.value.exit_code == 1
-    assert "heteroavg-sync-1: without a result" in out.getvalue()
-    assert "heteroavg-sync-2: without a result" in out.getvalue()  # the first did not keep it from being carried out
-    with pytest.raises(FleetbedError, match="not one result was merged"):
+    assert "heteroavg-sync-1: no result" in out.getvalue()
+    assert "heteroavg-sync-2: no result" in out.getvalue()  # the first did not keep it from being carried out
+    with pytest.raises(FleetbedError, match="no result was merged"):
         resume_study(tmp_path / "s", Observer())
     runs = open_runs([tmp_path / "s"])
     assert [run.about.status for run in runs] == ["empty", "empty"]
     assert not any(run.finished for run in runs)
-    assert any("not one result was merged" in note for note in compare_runs(runs, None, ()).notes)
+    assert any("no result was merged" in note for note in compare_runs(runs, None, ()).notes)
 
 
 RESULT = re.compile(r"accuracy ([\d.]+)% after round (\d+)")
