@@ -133,7 +133,7 @@ def test_the_budget_that_is_named_helps(both: Both, slow_kind: tuple[tuple[str, 
     sets, _, needed_s = slow_kind
     policy = f"policies=[{{kind: deadline, deadline_s: {0.9 * needed_s}}}]"  # a smaller variant meets it
     told, _ = both(*sets, policy)
-    found = re.search(r"set budgets\.round_s to (\S+), so that they train resnet10,", told.warnings[0])
+    found = re.search(r"set budgets\.round_s to (\S+), with which they train resnet10,", told.warnings[0])
     assert found is not None
     told, folder = both(*sets, policy, f"budgets.round_s={found[1]}")
     assert told.warnings == []
