@@ -37,7 +37,7 @@ def read_recording(folder: Path, config: RunConfig) -> Recording:
         raise BadInput(f"timing.replay: {path} comes from another version or is damaged: {error}") from error
     differing = _differences(recorded, config)
     if differing:
-        raise BadInput(f"timing.replay: {folder} is of another configuration, different are: {', '.join(differing)}")
+        raise BadInput(f"timing.replay: {folder} has another configuration; these keys differ: {', '.join(differing)}")
     return Recording(
         variants={client.client: client.variant for client in clients},
         # as the engine made it: the plan, or what was measured where that was longer

@@ -68,7 +68,7 @@ class KindsOfTasks:
                 self._known[kind] = self._carry_out(replace(header, most_steps=most), message)
             except Exception as error:
                 raise FleetbedError(
-                    f"trying out a task of {header.variant} ({header.stage}), as the run will carry it out, failed: "
+                    f"a trial task of {header.variant} ({header.stage}), as the run will carry it out, failed: "
                     f"{type(error).__name__}: {error}"
                 ) from error
         return self._known[kind]

@@ -266,6 +266,7 @@ def test_a_checkpoint_of_another_run_is_not_taken(attempt: Attempt, tmp_path: Pa
     assert "it belongs to another run" in attempt(swap_and_leave_no_other)
 
 
+@pytest.mark.slow
 def test_locked_records_are_a_sentence(attempt: Attempt) -> None:
     held = []
 

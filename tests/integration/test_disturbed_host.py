@@ -27,6 +27,7 @@ class Heard(Observer):
         self.lines.append(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("disturbed", [True, False])
 def test_a_disturbed_calibration_is_reported_and_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disturbed: bool

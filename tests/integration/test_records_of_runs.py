@@ -86,7 +86,7 @@ def to_version_2(folder: Path) -> None:
 def test_a_run_of_version_2_is_read_reported_and_resumed(start: Start, tmp_path: Path) -> None:
     whole = start(*SETS, name="whole")
     with pytest.raises(KeyboardInterrupt):
-        start(*SETS, name="cut", watch=Interrupting())
+        start(*SETS, name="cut", observer=Interrupting())
     cut = tmp_path / "cut"
     before = open_run(cut)
     to_version_2(cut)
@@ -95,7 +95,7 @@ def test_a_run_of_version_2_is_read_reported_and_resumed(start: Start, tmp_path:
     read = open_run(cut)
     assert (read.tasks, read.rounds, read.evaluations) == (before.tasks, before.rounds, before.evaluations)
     write_report([read], tmp_path / "report.html", None, [])
-    run.resume(tiny(*SETS), cut, search=(), watch=Observer())
+    run.resume(tiny(*SETS), cut, search=(), observer=Observer())
     assert query(cut, OUTCOMES) == query(whole, OUTCOMES)
     assert open_run(cut).meta["schema_version"] == SCHEMA_VERSION
 

@@ -52,6 +52,7 @@ def test_a_study_is_carried_out_and_its_folder_printed(tmp_path: Path) -> None:
         assert "is a single run: use --set, --jobs and --only with the folder of its study" in refused.stderr
 
 
+@pytest.mark.slow
 def test_the_forecast_matches_the_run(tmp_path: Path) -> None:
     told = fleetbed("run", *ARGUMENTS, "--dry-run", "--json", cwd=tmp_path)
     assert told.returncode == 0, told.stderr

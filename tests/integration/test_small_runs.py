@@ -102,6 +102,7 @@ def test_every_mode_gives_the_same_results_and_leaves_nothing_behind(start: Star
             assert all(t.equal(other[name].tensors[key]) for key, t in bundle.tensors.items())
 
 
+@pytest.mark.slow
 def test_clients_that_keep_their_heap_give_the_same_results_and_their_peak_is_the_kernels(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +140,7 @@ def test_records_of_a_run(start: Start) -> None:
         assert all(min(plan) > max(found) for plan in slower)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("by", "mode"), [(signal.SIGKILL, "resident"), (signal.SIGSTOP, "on-demand")])
 def test_a_client_that_is_lost_once_changes_nothing(start: Start, by: signal.Signals, mode: str) -> None:
     steps = ("training.epochs=10", "training.max_steps=10", "rounds=1", f"processes={mode}")
@@ -171,6 +173,7 @@ def test_a_stopped_client_is_replaced_and_nothing_is_lost(start: Start) -> None:
         assert query(folder, sql) == query(undisturbed, sql)
 
 
+@pytest.mark.slow
 def test_the_learning_rate_follows_the_schedule(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[float] = []
     make = job.make_optimizer
@@ -184,6 +187,7 @@ def test_the_learning_rate_follows_the_schedule(start: Start, monkeypatch: pytes
     assert not ends[0].equal(ends[1])
 
 
+@pytest.mark.slow
 def test_batches_that_no_client_can_draw_cost_nothing(start: Start) -> None:
     """Planning, rehearsal, warm-up and features are sized by what clients have, not by what the file says."""
     peaks: list[int] = []

@@ -90,6 +90,7 @@ def test_a_run_with_added_rounds_equals_one_with_all_rounds(tmp_path: Path, sets
     assert query(folder, "SELECT count(*) > 0 FROM notices WHERE kind = 'rounds'") == [(1,)]
 
 
+@pytest.mark.slow
 def test_rounds_are_added_to_all_runs_and_stay_so_when_interrupted(tmp_path: Path) -> None:
     whole = [results(each) for each in study(tmp_path / "whole", "seeds=[1, 2]", "rounds=3")]
     study(tmp_path / "s", "seeds=[1, 2]", "rounds=1")

@@ -33,6 +33,7 @@ def fleetbed(
     return subprocess.run(command, cwd=cwd, env={**os.environ, **environment}, timeout=240, check=False).returncode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("out", "err", "environment"),
     [

@@ -161,6 +161,7 @@ def test_a_study_with_one_damaged_run_names_it(
     assert str(damaged / "run.sqlite") in said
 
 
+@pytest.mark.slow
 def test_a_locked_database_is_reported_as_locked(damaged: Path, tmp_path: Path) -> None:
     holder = sqlite3.connect(damaged / "run.sqlite", isolation_level=None)
     holder.execute("PRAGMA locking_mode=EXCLUSIVE")

@@ -35,7 +35,7 @@ from fleetbed.emulator.method.algorithm import (
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.processes.executor import Order, Outcome
 from fleetbed.emulator.records.records import Records
-from fleetbed.emulator.run.preparation import prepare
+from fleetbed.emulator.run.preparation import prepare_variants
 from fleetbed.emulator.timeline.availability import Always
 from fleetbed.emulator.timeline.events import Event, Kind, Timeline
 from fleetbed.emulator.timeline.network import Pipe
@@ -186,7 +186,7 @@ def make() -> Iterator[Make]:
             optimizer = config.experiment.training.optimizer
             timing = Modelled(TrainingCosts(layout.family, layout.dataset.spec, optimizer))
             clients = {number: ClientProgress("resnet10") for number in range(8)}
-            prepared, _ = prepare(layout, timing, None, clients, Observer())
+            prepared, _ = prepare_variants(layout, timing, None, clients, Observer())
             prepared = replace(prepared, method=Mean(None, prepared.method.context))
             progress = Progress(
                 timeline=Timeline(down=Pipe(1e6), up=Pipe(1e6)),

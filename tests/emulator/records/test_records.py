@@ -66,6 +66,7 @@ def hold_lock(path: Path) -> sqlite3.Connection:
     return other
 
 
+@pytest.mark.slow
 def test_a_reader_that_holds_the_file_for_a_while_is_waited_for(tmp_path: Path) -> None:
     records = Records(tmp_path / "run.sqlite")
     other = hold_lock(tmp_path / "run.sqlite")

@@ -57,6 +57,7 @@ def test_all_runs_choose_the_same_variants_that_fit_under_every_method(algorithm
         assert all(own[n].cost == alone[n].cost for n in own if own[n].variant == alone[n].variant)
 
 
+@pytest.mark.slow
 def test_the_reason_names_the_method_that_stopped_the_next_variant() -> None:
     asked = ("[{name: heteroavg}, {name: fedhenn, label: ours, params: {rad: 64}}]", "{memory_margin: 0.87}")
     found = chosen(configs(*asked)[0])
@@ -65,6 +66,7 @@ def test_the_reason_names_the_method_that_stopped_the_next_variant() -> None:
     assert " under ours, " in found[0].reason
 
 
+@pytest.mark.slow
 def test_an_algorithm_with_a_variant_of_its_own_takes_no_part() -> None:
     largest = "{name: heteroavg, label: AllLarge, variant: resnet26}"
     asked = configs(f"[{{name: heteroavg}}, {largest}]", "{round_s: 6.0}")
@@ -73,6 +75,7 @@ def test_an_algorithm_with_a_variant_of_its_own_takes_no_part() -> None:
     assert set(variants(chosen(asked[1]))) == {"resnet26"}
 
 
+@pytest.mark.slow
 def test_common_variants_are_tried_with_the_most_samples_of_any_method() -> None:
     class Trial:
         samples: list[int] = []  # noqa: RUF012 (of this test alone)

@@ -123,7 +123,7 @@ def test_what_is_not_the_folder_of_a_run_is_refused(
 
 def test_another_experiment_is_refused_and_what_differs_is_named(tmp_path: Path) -> None:
     write(tmp_path)
-    with pytest.raises(BadInput, match=r"another configuration, different are: experiment\.rounds$"):
+    with pytest.raises(BadInput, match=r"another configuration; these keys differ: experiment\.rounds$"):
         read_recording(tmp_path, replayed(rounds=9))
-    with pytest.raises(BadInput, match=r"different are: seed$"):
+    with pytest.raises(BadInput, match=r"these keys differ: seed$"):
         read_recording(tmp_path, replayed(replace(ENFORCED, seed=77)))
