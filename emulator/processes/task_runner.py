@@ -143,7 +143,8 @@ class TaskRunner:
         return name
 
     def evaluate(self, order: Evaluate, message: Bundle) -> Evaluated:
-        assert self.method is not None, "a model is evaluated before the clients were enrolled"
+        # a service that was forked before the clients were enrolled has no method yet
+        method = self.method or load_method(self.algorithm, self.context)
         extras = message.under(EXTRAS)
         own = {name: tensor for name, tensor in message.tensors.items() if not name.startswith(EXTRAS)}
         target = Target(name="", variant=order.variant, prefix=order.prefix, tensors=own)
@@ -159,7 +160,7 @@ class TaskRunner:
         with torch.inference_mode():
             for start in range(0, len(rows), order.batch):
                 x, y = self.dataset.batch("test", rows[start : start + order.batch], None)
-                logits = self.method.predict(model, x, extras)
+                logits = method.predict(model, x, extras)
                 right += int((logits.argmax(1) == y).sum())
                 loss += float(F.cross_entropy(logits, y, reduction="sum"))
         count = max(1, len(rows))
