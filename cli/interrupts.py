@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-AGAIN_S = 0.01
+AGAIN_S = 0.2  # long enough to be out of the callback on a busy host too
 
 
 def stop_cleanly() -> None:
