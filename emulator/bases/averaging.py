@@ -104,6 +104,7 @@ class Averaging(Algorithm):
                 self.sections = ENDS if params.aggregation == "ends" else self.sections
         self._index: dict[tuple[str, str, int], dict[str, Index]] = {}
         self._cuts: tuple[Bundle, dict[tuple[str, int], Tensors]] = (Bundle({}), {})  # of one state
+        self._weight_bytes: dict[str, int] = {}  # by variant
 
     @property
     def needs(self) -> Needs:
@@ -348,10 +349,12 @@ class Averaging(Algorithm):
         return net.section(name) in self.sections and (self.buffers or name in dict(net.named_parameters()))
 
     def weight_bytes(self, variant: str) -> int:
-        """The size of the variant's weights on the wire."""
-        net = self.context.family.outline(variant, self.context.spec)
-        tensors = net.state_dict()
-        return sum(t.numel() * t.element_size() for name, t in tensors.items() if self.travels(net, name))
+        """The size of the variant's weights on the wire; asked for with every task, so it is worked out once."""
+        if variant not in self._weight_bytes:
+            net = self.context.family.outline(variant, self.context.spec)
+            sent = (t for name, t in net.state_dict().items() if self.travels(net, name))
+            self._weight_bytes[variant] = sum(t.numel() * t.element_size() for t in sent)
+        return self._weight_bytes[variant]
 
 
 def weights_of(message: Bundle) -> Tensors:

@@ -178,7 +178,7 @@ def test_a_locked_database_is_reported_as_locked(damaged: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("log", ["-wal", "-journal", "-shm"])
 @pytest.mark.parametrize("how", ["empty", "random", "a folder"])
-def test_rubbish_in_place_of_a_log(log: str, how: str, damaged: Path, tmp_path: Path) -> None:
+def test_garbage_in_place_of_a_log(log: str, how: str, damaged: Path, tmp_path: Path) -> None:
     path = damaged / f"run.sqlite{log}"
     path.touch()
     REPLACED[how](path)
@@ -337,7 +337,7 @@ def test_other_files_of_the_folder_do_not_matter(
     name: str, damaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = damaged / name
-    for make in (lambda: path.write_bytes(b"\0rubbish"), lambda: _as_folder(path)):
+    for make in (lambda: path.write_bytes(b"\0garbage"), lambda: _as_folder(path)):
         make()
         assert command(("compare",), damaged, tmp_path, capsys) == ""
 

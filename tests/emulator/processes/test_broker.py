@@ -268,10 +268,10 @@ def test_a_host_that_cannot_fork_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "rubbish", [b"", b"\xc1", codec.control(Hello(())), codec.control(Measured(task=8, seconds=1.0))]
+    "invalid", [b"", b"\xc1", codec.control(Hello(())), codec.control(Measured(task=8, seconds=1.0))]
 )
-def test_rubbish_costs_its_sender_the_task(bed: Bed, rubbish: bytes) -> None:
-    outcome = bed.outcome(lambda: bed.worker.send_multipart([rubbish]))
+def test_an_invalid_message_costs_its_sender_the_task(bed: Bed, invalid: bytes) -> None:
+    outcome = bed.outcome(lambda: bed.worker.send_multipart([invalid]))
     assert outcome.kind == "crash"
     assert "sent an invalid message" in outcome.detail
 
