@@ -51,10 +51,15 @@ def cost(family: Family, variant: str, spec: InputSpec, work: Work, optimizer: O
         [replace(p, steps=min(1, p.steps), parameter_passes=0) for p in work.phases[:-1]],
         min(1, work.steps),
     )
+    # a pass that comes once is rehearsed once; without gradients its samples need not go through all at once
+    slices = [
+        replace(p, times=1, samples=p.samples if p.kind == "train" else min(p.samples, work.batch)) for p in work.once
+    ]
     one = replace(
         work,
         earlier=tuple(earlier),
         steps=last,
+        once=tuple(slices),
         parameter_passes=0,
         server_flops=0.0,
         bytes_down=None,
@@ -67,7 +72,11 @@ def cost(family: Family, variant: str, spec: InputSpec, work: Work, optimizer: O
         step + phase.parameter_passes * parameter_pass(found.parameters)
         for phase, step in zip(work.phases, found.steps, strict=True)
     ]
-    operations, flops = found.once + Operations(matmul_flop=work.server_flops), found.once.flop + work.server_flops
+    operations, flops = Operations(matmul_flop=work.server_flops), work.server_flops
+    for each, part, done in zip(work.once, slices, found.once, strict=True):
+        slices_of_it = each.times * each.samples / part.samples
+        operations += slices_of_it * done
+        flops += slices_of_it * done.flop
     for phase, plain, step in zip(work.phases, found.steps, steps, strict=True):
         operations += phase.steps * step
         flops += phase.steps * (plain.flop + PARAMETER_PASS_FLOPS * phase.parameter_passes * found.parameters)
