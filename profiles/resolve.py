@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,7 @@ from fleetbed.profiles.experiment import Experiment
 from fleetbed.profiles.files import is_folder, list_folder, open_regular, show_path, user_path
 from fleetbed.profiles.fleet import on_own_link, overridden, sizes
 from fleetbed.profiles.loading import Kind, T, decode
-from fleetbed.profiles.settings import apply_settings
+from fleetbed.profiles.settings import apply_settings, plain_tree
 from fleetbed.profiles.types import ClientSpec, Device, Fleet, Link, Member
 from fleetbed.profiles.yaml_text import QUOTE, read_mapping, shorten
 
@@ -106,10 +106,22 @@ def load_experiment(name: str, search: Search = (), sets: Sequence[str] = ()) ->
     any folder.
     """
     path = find_profile("experiment", name, search)
-    tree = _rebased(read_mapping(path), "experiment", path.parent)
-    where = show_path(path) + "".join(f" with --set {shorten(item).strip(QUOTE)}" for item in sets)
-    asked = _rebased(apply_settings(tree, sets), "experiment", Path())  # paths from the file are already absolute
-    return decode(asked, Experiment, where)
+    return _with_settings(_rebased(read_mapping(path), "experiment", path.parent), sets, show_path(path))
+
+
+def make_experiment(content: Mapping[str, Any], sets: Sequence[str] = ()) -> Experiment:
+    """Make an experiment of what its YAML file would hold; paths in it are relative to the current folder."""
+    where = "the experiment"
+    tree = plain_tree(content, where)
+    if not isinstance(tree, dict):
+        raise BadInput(f"{where} is {shorten(tree)}, but a name, a path or a mapping of keys to values is needed.")
+    return _with_settings(tree, sets, where)
+
+
+def _with_settings(tree: dict[str, Any], sets: Sequence[str], where: str) -> Experiment:
+    told = where + "".join(f" with --set {shorten(item).strip(QUOTE)}" for item in sets)
+    asked = _rebased(apply_settings(tree, sets), "experiment", Path())  # paths from a file are already absolute
+    return decode(asked, Experiment, told)
 
 
 def clients_of(fleet: Fleet, search: Search = (), where: str = "the fleet") -> tuple[ClientSpec, ...]:
