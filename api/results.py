@@ -106,7 +106,7 @@ class Results:
     """What runs have recorded so far. Of a run that is still going, load it again to see more.
 
     `clients`, `tasks`, `rounds`, `evaluations`, `metrics`, `caps` and `notices` are tables over all runs; their first
-    columns say which run a row is of.
+    columns say which run a row is of, and its values of a sweep.
     """
 
     def __init__(self, folder: Path, runs: Sequence[Run], unstarted: Sequence[str] = ()) -> None:
@@ -158,12 +158,14 @@ class Results:
     def _table(self, name: str) -> RecordTable:
         assert name in TABLES
         own = columns_of(name)
+        swept = list(dict.fromkeys(key for run in self.runs for key in run.config.point))
         rows = []
         for run in self.runs:
             config = run.config
-            first = (run.name, config.algorithm.title, config.policy.title, config.seed)
+            values = (config.point.get(key) for key in swept)
+            first = (run.name, config.algorithm.title, config.policy.title, config.seed, *values)
             rows += [(*first, *(getattr(row, column) for column in own)) for row in getattr(run, name)]
-        return RecordTable(name, ("run", "method", "policy", "seed", *own), rows)
+        return RecordTable(name, ("run", "method", "policy", "seed", *swept, *own), rows)
 
     def compare(
         self, *, base: str | None = None, targets: Sequence[float] = (), series: str | None = None

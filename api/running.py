@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fleetbed.profiles.errors import BadInput
-from fleetbed.profiles.experiment import Experiment, runs
+from fleetbed.profiles.experiment import Experiment, runs, settings_of
 from fleetbed.profiles.files import check_new
 from fleetbed.profiles.fleet import sizes
 from fleetbed.profiles.resolve import check_search, load_experiment, load_fleet, make_experiment
@@ -154,12 +154,12 @@ def resume_runs(
 
 def check_jobs(jobs: int, experiment: Experiment) -> None:
     """Refuse to run side by side what measures or paces itself on this host."""
-    source = experiment.timing.source
-    if jobs > 1 and source not in UNDISTURBED:
-        raise BadInput(
-            f"--jobs {jobs}: a run with timing.source {source} needs the host to itself; "
-            f"remove --jobs, or set timing.source to {' or '.join(UNDISTURBED)}."
-        )
+    for source in {one.timing.source for one in settings_of(experiment)} if jobs > 1 else ():
+        if source not in UNDISTURBED:
+            raise BadInput(
+                f"--jobs {jobs}: a run with timing.source {source} needs the host to itself; "
+                f"remove --jobs, or set timing.source to {' or '.join(UNDISTURBED)}."
+            )
 
 
 def _carry_out(folder: Path, only: str | None, jobs: int, observer: Observer) -> list[Path]:
@@ -195,8 +195,10 @@ def _host_reserved(asked: Experiment | None, search: Sequence[Path], jobs: int) 
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have ignored it, which hides how children end
     needs_zygote = jobs == 1
     if asked is not None:
-        check_room(sum(sizes(load_fleet(asked.fleet, search, "fleet"))), asked.processes)
-        needs_zygote &= asked.processes != "inline"
+        kinds = {(one.fleet, one.processes) for one in settings_of(asked)}
+        for fleet, processes in kinds:
+            check_room(sum(sizes(load_fleet(fleet, search, "fleet"))), processes)
+        needs_zygote &= any(processes != "inline" for _, processes in kinds)
     else:  # the study to resume has not been read yet, so whether it needs one is not known; errors come later
         needs_zygote &= can_start_zygote()
     with contextlib.ExitStack() as stack:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -162,6 +163,12 @@ def _rebased(tree: dict[str, Any], kind: Kind, folder: Path) -> dict[str, Any]:
         _rebase(tree, key, key.split("."), folder, always=False)
     for key in _PATHS if kind == "experiment" else ():
         _rebase(tree, key, key.split("."), folder, always=True)
+    sweep = tree.get("sweep") if kind == "experiment" else None
+    for key, values in sweep.items() if isinstance(sweep, dict) else ():
+        pattern = re.sub(r"\.\d+\.", ".*.", key)
+        if isinstance(values, list) and pattern in (*_NAMES[kind], *_PATHS):
+            for place, value in enumerate(values):
+                values[place] = _absolute(value, key, folder, always=pattern in _PATHS)
     return tree
 
 
@@ -172,5 +179,12 @@ def _rebase(tree: Any, key: str, steps: list[str], folder: Path, always: bool) -
     elif isinstance(tree, dict) and (value := tree.get(steps[0])) is not None:
         if len(steps) > 1:
             _rebase(value, key, steps[1:], folder, always)
-        elif isinstance(value, str) and value and (always or looks_like_path(value)):
-            tree[steps[0]] = str((folder / user_path(value, key)).absolute())
+        else:
+            tree[steps[0]] = _absolute(value, key, folder, always)
+
+
+def _absolute(value: Any, key: str, folder: Path, always: bool) -> Any:
+    """Return a path made absolute; anything else as it is."""
+    if isinstance(value, str) and value and (always or looks_like_path(value)):
+        return str((folder / user_path(value, key)).absolute())
+    return value

@@ -44,13 +44,18 @@ def apply_settings(tree: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
         where = f"--set {shorten(item, 80).strip(QUOTE)}"
         if not equals or not key.strip():
             raise BadInput(f"{where}: key.path=value is needed, for example --set rounds=20.")
-        steps = key.strip().split(".")
-        if len(steps) > MAX_DEPTH:
-            raise BadInput(f"{where}: the key path has {len(steps)} parts, but at most {MAX_DEPTH} are allowed.")
-        if "" in steps:
-            raise BadInput(f"{where}: the key path has an empty part: write it as in algorithms.0.params.mu.")
-        _put(tree, steps, parse(text, where), where)
+        put_value(tree, key.strip(), parse(text, where), where)
     return tree
+
+
+def put_value(tree: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Put a value into the mapping at a key path. Sentences start with `where`."""
+    steps = key.split(".")
+    if len(steps) > MAX_DEPTH:
+        raise BadInput(f"{where}: the key path has {len(steps)} parts, but at most {MAX_DEPTH} are allowed.")
+    if "" in steps:
+        raise BadInput(f"{where}: the key path has an empty part: write it as in algorithms.0.params.mu.")
+    _put(tree, steps, value, where)
 
 
 def _put(tree: Any, steps: list[str], value: Any, where: str) -> None:

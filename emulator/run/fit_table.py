@@ -18,8 +18,11 @@ def fit_experiment(experiment: Experiment, search: Sequence[Path]) -> list[FitRo
 
     A run also tries its choices out under their memory caps, and may step down.
     """
-    first_policy, first_seed = experiment.policies[0], experiment.seeds[0]
-    chosen = [config for config in runs(experiment) if (config.policy, config.seed) == (first_policy, first_seed)]
+    chosen = [
+        config
+        for config in runs(experiment)
+        if config.policy == config.experiment.policies[0] and config.seed == config.experiment.seeds[0]
+    ]
     return [row for config in chosen for row in _fit_run(lay_out(config, search))]
 
 
@@ -42,7 +45,7 @@ def _row(
     work = heaviest.of(one)(variant)
     down, up = round_bytes(work, choice.cost.state_bytes)
     return FitRow(
-        method=layout.config.algorithm.title,
+        method=layout.config.title,
         device=one.kind,
         link=one.link_name,
         clients=[member.number for member in members],
