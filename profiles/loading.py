@@ -231,7 +231,8 @@ def _check_sweep(experiment: Experiment, at: str) -> Iterator[BadInput]:
             try:
                 convert(tree_at(experiment, {key: value}), Experiment, told)
             except BadInput as error:
-                mistakes[str(error)] = error
+                text = str(error) if str(error).startswith(told) else f"{at}{error}"
+                mistakes[text] = BadInput(text)
     if not mistakes and count_runs(experiment) <= MAX_RUNS:
         for one in settings_of(experiment):
             mistakes |= {str(mistake): mistake for mistake in _check_experiment(one, at)}
