@@ -127,6 +127,4 @@ def _csv_cell(value: object) -> object:
 
 def missing_extra(what: str, library: str, extra: str) -> HostCannot:
     """Return the error for an optional library that is not there."""
-    return HostCannot(
-        f"{what} needs {library}, which is not installed here; pip install 'fleetbed[{extra}]' brings it."
-    )
+    return HostCannot(f"{what}: {library} is not installed here; pip install 'fleetbed[{extra}]' brings it.")
