@@ -248,8 +248,8 @@ def _interrupts_held() -> Iterator[None]:
     finally:
         for number, how in ours.items():
             signal.signal(number, how)
-    for number in held[:1]:
-        signal.raise_signal(number)
+    if held:
+        signal.raise_signal(held[0])
 
 
 def _in_main_thread() -> bool:
