@@ -18,6 +18,7 @@ from fleetbed.emulator.data import Dataset, open_dataset, prepare_dataset
 from fleetbed.models.base import Family, Net, gather
 from fleetbed.models.families.lookup import family
 from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.plug_ins import check_unchanged
 
 MOST_MODELS = 24  # more cannot be distinguished in a figure
 
@@ -38,6 +39,7 @@ def dataset_of(run: Run) -> Dataset:
 
 def family_of(run: Run) -> Family:
     model = run.config.model
+    check_unchanged(run.about.files or {})
     return family(model.family, model.options).narrow(model.variants)
 
 

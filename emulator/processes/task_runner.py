@@ -42,6 +42,7 @@ from fleetbed.emulator.wire.storage import load_bundle, save_bundle
 from fleetbed.models.base import Net
 from fleetbed.models.work import through
 from fleetbed.profiles.experiment import AlgorithmChoice
+from fleetbed.profiles.plug_ins import check_unchanged
 
 #: a reference time is the median of at least so many repetitions, which together take at least so long
 MEASURE_REPETITIONS, MEASURE_SECONDS = 7, 0.5
@@ -67,6 +68,7 @@ class TaskRunner:
 
     @classmethod
     def open(cls, setup: Setup) -> TaskRunner:
+        check_unchanged(setup.files)
         folder, dataset = Path(setup.folder), open_dataset(Path(setup.dataset))
         split = Split.from_json((folder / "partition.json").read_bytes())
         return cls(folder, dataset, split, make_context(setup.config, dataset, split, ()), setup.config.algorithm)
@@ -199,9 +201,9 @@ class TaskRunner:
         y = torch.randint(spec.classes, (order.samples,))
         optimizer = make_optimizer(self.context.training.optimizer, model)
         anchor = [p.detach().clone() for p in model.parameters()] if order.kind == "parameters" else []
-        before = {"intermediate": model.extract, "classifier": model.features}
         with torch.no_grad():
-            s = before[order.part](x) if order.part in before else x
+            before = {"intermediate": "extract", "classifier": "features"}.get(order.part)
+            s = getattr(model, before)(x) if before else x
         run = through(model, order.part)
 
         def parameters() -> None:

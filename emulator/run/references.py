@@ -16,6 +16,8 @@ from fleetbed.models.base import InputSpec
 from fleetbed.models.work import Pass, Work
 from fleetbed.profiles.errors import FleetbedError
 from fleetbed.profiles.experiment import Model, Optimizer
+from fleetbed.profiles.files import title_of
+from fleetbed.profiles.plug_ins import code_files
 
 
 class Reference(Struct, frozen=True):
@@ -64,8 +66,9 @@ class References:
         self._executor = executor
         # everything that the time of a pass depends on, apart from the pass itself
         update = f"fused {optimizer.name}"
-        about = msgspec.json.encode([model.family, model.options, spec, update, bool(optimizer.momentum)])
-        self._prefix = f"{model.family}-{hashlib.blake2b(about, digest_size=6).hexdigest()}"
+        code = sorted(code_files([model.family]).values())
+        about = msgspec.json.encode([model.family, *code, model.options, spec, update, bool(optimizer.momentum)])
+        self._prefix = f"{title_of(model.family)}-{hashlib.blake2b(about, digest_size=6).hexdigest()}"
         self._say = say
         self._measured = 0
 

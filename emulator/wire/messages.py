@@ -20,6 +20,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     config: RunConfig
     folder: str
     dataset: str
+    files: dict[str, str] = {}  # the user's own code, with the SHA-256 of each file
 
 
 class Enrolment(Struct, frozen=True, kw_only=True):
