@@ -17,8 +17,8 @@ from fleetbed.analysis.tables.runs import Run
 from fleetbed.emulator.data import Dataset, open_dataset, prepare_dataset
 from fleetbed.models.base import Family, Net, gather
 from fleetbed.models.families.lookup import family
+from fleetbed.models.plug_ins import check_unchanged
 from fleetbed.profiles.errors import BadInput
-from fleetbed.profiles.plug_ins import check_unchanged
 
 MOST_MODELS = 24  # more cannot be distinguished in a figure
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
+from fleetbed.models.plug_ins import PlugIn, find_plug_in, outside
 from fleetbed.profiles.errors import BadInput, nearest
 from fleetbed.profiles.experiment import AlgorithmChoice
 from fleetbed.profiles.explain import explain
-from fleetbed.profiles.plug_ins import PlugIn, find_plug_in, outside
 
 if TYPE_CHECKING:  # torch is imported with the method that is asked for
     from fleetbed.emulator.method.algorithm import Algorithm, Context
@@ -49,7 +49,7 @@ def load_algorithm(name: str, where: str = "algorithm") -> AlgorithmModule:
         return cast(AlgorithmModule, import_module(f"{__name__}.{name}"))
     found = find_plug_in(GROUP, name, f"{where}.name")
     if found is None:
-        raise nearest(name, names(), "method", f"{where}.name (or the path of a .py file)")
+        raise nearest(name, names(), "method", f"{where}.name")
     return _checked(found)
 
 

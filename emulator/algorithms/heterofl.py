@@ -73,7 +73,7 @@ class Method(Averaging):
     def check(self) -> None:
         super().check()
         family = self.context.family
-        if not family.by_width(self.context.spec):
+        if len(family.variants) > 1 and not family.by_width(self.context.spec):
             raise BadInput(
                 f"model.family is {family.name}, whose variants are not cut by width, but this method gives each "
                 f"client a part of the channels: choose resnet-width or resnet-grid."

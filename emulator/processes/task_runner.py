@@ -40,9 +40,9 @@ from fleetbed.emulator.wire.messages import (
 )
 from fleetbed.emulator.wire.storage import load_bundle, save_bundle
 from fleetbed.models.base import Net
+from fleetbed.models.plug_ins import check_unchanged
 from fleetbed.models.work import through
 from fleetbed.profiles.experiment import AlgorithmChoice
-from fleetbed.profiles.plug_ins import check_unchanged
 
 #: a reference time is the median of at least so many repetitions, which together take at least so long
 MEASURE_REPETITIONS, MEASURE_SECONDS = 7, 0.5

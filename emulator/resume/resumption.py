@@ -15,10 +15,10 @@ from fleetbed.emulator.resume import identity
 from fleetbed.emulator.resume.checkpoint import Checkpoint, Checkpoints, Loaded
 from fleetbed.emulator.timeline.policies import make_policy
 from fleetbed.emulator.wire.storage import Damaged
+from fleetbed.models.plug_ins import code_files
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import RunConfig
 from fleetbed.profiles.older import up_to_date
-from fleetbed.profiles.plug_ins import code_files
 
 
 def look_up(config: RunConfig, folder: Path, records: Records, search: Sequence[Path]) -> tuple[Layout, Loaded]:

@@ -20,7 +20,7 @@ from fleetbed.emulator.processes.task_runner import TaskRunner
 from fleetbed.emulator.records.tables import CapRow
 from fleetbed.emulator.wire.messages import Enrolment, Measure, Setup
 from fleetbed.emulator.wire.storage import write_atomically
-from fleetbed.profiles.plug_ins import code_files
+from fleetbed.models.plug_ins import code_files
 
 
 class FleetProcesses:

@@ -13,11 +13,11 @@ from fleetbed.emulator.machine.calibration import RETRIES, Calibration, Store, d
 from fleetbed.emulator.processes.executor import SERVICE, Executor, Order
 from fleetbed.emulator.wire.messages import Measure, Measured
 from fleetbed.models.base import InputSpec
+from fleetbed.models.plug_ins import code_files
 from fleetbed.models.work import Pass, Work
 from fleetbed.profiles.errors import FleetbedError
 from fleetbed.profiles.experiment import Model, Optimizer
 from fleetbed.profiles.files import title_of
-from fleetbed.profiles.plug_ins import code_files
 
 
 class Reference(Struct, frozen=True):

@@ -49,9 +49,9 @@ from fleetbed.emulator.run.preparation import (
 )
 from fleetbed.emulator.run.start import first_progress
 from fleetbed.emulator.wire.storage import load_bundle, save_bundle, write_atomically
+from fleetbed.models.plug_ins import code_files
 from fleetbed.profiles.errors import BadInput, FleetbedError
 from fleetbed.profiles.experiment import RunConfig
-from fleetbed.profiles.plug_ins import code_files
 
 #: a run whose tasks overran their plans by more than this (95th percentile) is labelled degraded
 DEGRADED_OVERRUN = 1.05

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from fleetbed.models.base import Family
+from fleetbed.models.plug_ins import find_plug_in, outside
 from fleetbed.profiles.errors import nearest
 from fleetbed.profiles.explain import explain
-from fleetbed.profiles.plug_ins import find_plug_in, outside
 
 GROUP = "fleetbed.families"
 
@@ -57,7 +57,7 @@ def _from_outside(name: str, options: Mapping[str, Any]) -> Family:
     found = find_plug_in(GROUP, name, "model.family")
     if found is None:
         known = (*_FAMILIES, *outside_names())
-        raise nearest(name, known, "model family", "model.family (or the path of a .py file)")
+        raise nearest(name, known, "model family", "model.family")
     from fleetbed.models.families.own import own_family
 
     return own_family(found, options)

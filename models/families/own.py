@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fleetbed.models.base import Family, Index, InputSpec, Net, Options, input_dtype
+from fleetbed.models.plug_ins import PlugIn, blamed
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.explain import explain
-from fleetbed.profiles.plug_ins import PlugIn, blamed
 
 SAMPLES = 2  # in the batch that a new model is tried with
 

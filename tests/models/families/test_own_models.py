@@ -190,7 +190,7 @@ WRONG = {
     ),
     "unknown-tensor": (
         NET + "def build(v, s):\n n = nn.Sequential(nn.Flatten(), nn.Linear(60, 4))\n n[1].scale = torch.ones(3)\n return n",
-        r"self\.scale of Linear .* register_buffer",
+        r"self\.scale of Linear .*register_buffer",
     ),
     "untrained": (NET + "def build(v, s): return nn.Sequential(nn.Flatten(), nn.Softmax(1))", "has no parameter that can be trained"),
     "lazy": (
