@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -224,4 +225,10 @@ class TaskRunner:
                 optimizer.step()
             optimizer.zero_grad()
 
-        return {"parameters": parameters, "forward": forward, "train": train}[order.kind]
+        def first() -> None:
+            heap.give_back()
+            received = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            taken_up = self.context.family.load(order.variant, spec, received).train()
+            self._pass(structs.replace(order, kind="train"), taken_up)()
+
+        return {"parameters": parameters, "forward": forward, "train": train, "first": first}[order.kind]

@@ -24,18 +24,24 @@ class Reference(Struct, frozen=True):
     """A pass through a variant whose time on the host is measured."""
 
     variant: str
-    kind: str  # train, forward, parameters
+    kind: str  # first, train, forward, parameters
     part: str
     samples: int
     optimise: bool = False
 
 
 def references(variant: str, work: Work) -> Iterator[tuple[Reference, int]]:
-    """The passes that a task is made of, each with how often it occurs."""
+    """The passes that a task is made of, each with how often it occurs. Its first step is slower than the others."""
+    begun = False
     for phase in work.phases:
         if not phase.steps:
             continue
-        yield Reference(variant, "train", phase.trains, phase.batch, optimise=True), phase.steps
+        step = Reference(variant, "train", phase.trains, phase.batch, optimise=True)
+        if not begun:
+            yield msgspec.structs.replace(step, kind="first"), 1
+        if later := phase.steps - (not begun):
+            yield step, later
+        begun = True
         for extra in phase.each_step:
             yield _reference(variant, extra), phase.steps
         if phase.parameter_passes:
