@@ -17,12 +17,9 @@ Part = Literal["all", "features", "intermediate", "classifier"]
 
 def through(net: Net, part: Part) -> Callable[[Tensor], Tensor]:
     """What a part of the model does with what goes into it."""
-    return {
-        "all": net.forward,
-        "features": net.features,
-        "intermediate": net.intermediate,
-        "classifier": net.classify,
-    }[part]
+    method = {"all": "forward", "classifier": "classify"}.get(part, part)
+    run: Callable[[Tensor], Tensor] = getattr(net, method)
+    return run
 
 
 class Pass(Struct, frozen=True):

@@ -109,6 +109,7 @@ class Method(Algorithm):
     @property
     def needs(self) -> Needs:
         return Needs(
+            cuts=True,
             policies=ENSEMBLE_POLICIES,
             policies_why=ENSEMBLE_WHY,
             initial_on_client=True,
