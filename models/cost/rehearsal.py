@@ -34,7 +34,7 @@ TENSOR_BYTES = 20 << 10
 class Rehearsal(Struct, frozen=True):
     memory: dict[str, int]
     steps: tuple[Operations, ...]  # one optimiser step of each phase, with what the method adds to it
-    once: tuple[Operations, ...]  # each pass that comes once
+    once: tuple[Operations, ...]  # of each pass
     unknown: tuple[str, ...]  # operators in no class; counted as memory-bound
     parameters: int
     state_bytes: int
