@@ -54,7 +54,7 @@ class Partition(Profile, frozen=True, kw_only=True):
 
 
 class Data(Profile, frozen=True, kw_only=True):
-    """The data set. `name` is one of `fleetbed data list`, or the path of an .npz; `root` is the folder of the former."""
+    """The data set. `name` is one of `fleetbed data list`, whose files are in `root`, or the path of an .npz."""
 
     name: str = "fashion-mini"
     root: str | None = None
