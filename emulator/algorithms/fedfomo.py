@@ -116,7 +116,7 @@ class Method(Algorithm):
         others = [n for n in stored(state) if n != own and self.has_part(state, n, assignment.client.variant)]
         left = sorted((others[i] for i in rng.permutation(len(others))), key=lambda n: -gained[n])
         epsilon = self.params.epsilon - self.params.epsilon_decay * (assignment.round - 1)
-        chosen = []
+        chosen: list[int] = []
         while left and len(chosen) < self.params.models:
             chosen.append(left.pop(int(rng.integers(len(left))) if rng.random() < epsilon else 0))
         return chosen
