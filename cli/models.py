@@ -107,7 +107,7 @@ def list_variants(
         return
     print_table(
         f"Images of {image}, {classes} classes; trained with {optimizer}, batch {batch}, received weights included",
-        ("family", "variant", "parameters", "MMACs", "MFLOPs forward", "MFLOPs training", "state MB", "peak MiB"),
+        ("family", "variant", "parameters", "MMACs", "MFLOPs forward", "MFLOPs training", "state MiB", "peak MiB"),
         [
             (
                 row.family,
@@ -116,7 +116,7 @@ def list_variants(
                 round(row.macs / 1e6, 2),
                 round(row.forward_flops / 1e6, 2),
                 round(row.training_flops / 1e6, 2),
-                round(row.state_bytes / 1e6, 2),
+                round(row.state_bytes / MIB, 2),
                 round(row.memory_bytes / MIB, 1),
             )
             for row in rows
@@ -169,7 +169,7 @@ def fit(
     print_table(
         f"{asked.fleet}: {chosen.name} at batch {asked.training.batch} with {asked.training.optimizer.name}, "
         f"{samples} samples, epochs: {asked.training.epochs}; {asked.budgets.memory_margin:.0%} of the cap stays free",
-        ("device", "count", "variant", "memory / cap MiB", "compute s", "transfer s", "MB per round", "next larger"),
+        ("device", "count", "variant", "memory / cap MiB", "compute s", "transfer s", "MiB per round", "next larger"),
         [
             (
                 row.device,
@@ -178,7 +178,7 @@ def fit(
                 f"{row.memory_bytes / MIB:.0f} / {row.cap_bytes / MIB:.0f}",
                 float(f"{row.compute_s:.3g}"),
                 float(f"{row.transfer_s:.3g}"),
-                round(row.round_bytes / 1e6, 2),
+                round(row.round_bytes / MIB, 2),
                 row.reason,
             )
             for row in rows

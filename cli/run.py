@@ -232,6 +232,7 @@ def _carry_out(folder: Path, only: str | None, jobs: int, observer: Observer) ->
 def _forecast(experiment: Experiment, search: Sequence[Path], as_json: bool) -> None:
     from rich.console import Console
 
+    from fleetbed.analysis.tables.units import data_bytes
     from fleetbed.cli.live import duration, observer_for
     from fleetbed.emulator.run.forecast import forecast, total
 
@@ -250,13 +251,13 @@ def _forecast(experiment: Experiment, search: Sequence[Path], as_json: bool) -> 
             each.tasks,
             duration(each.device_s),
             f"about {duration(each.host_s)}",
-            f"{each.disk_bytes / 1e6:.0f} MB",
+            data_bytes(each.disk_bytes),
         )
         for each in found
     ]
     if len(found) > 1:
         taken = (duration(together.device_s), f"about {duration(together.host_s)}")
-        rows.append((f"all {len(found)} runs", "", "", together.tasks, *taken, f"{together.disk_bytes / 1e6:.0f} MB"))
+        rows.append((f"all {len(found)} runs", "", "", together.tasks, *taken, data_bytes(together.disk_bytes)))
     print_table("Forecast", columns, rows)
     for sentence in (sentence for each in found for sentence in each.warnings):
         complain(sentence)
