@@ -30,6 +30,7 @@ from fleetbed.analysis.tables.summary_table import (
 from fleetbed.analysis.tables.task_metrics import metric_table
 from fleetbed.analysis.tables.units import seconds, target_text
 from fleetbed.analysis.tables.writing import Table
+from fleetbed.profiles.files import title_of
 from fleetbed.profiles.yaml_text import plain
 
 SCRIPTS = ("draw.js", "timeline.js", "resources.js", "clients.js", "page.js")
@@ -105,7 +106,7 @@ def _lead(runs: Sequence[Run], comparison: Comparison) -> str:
     seeds = sorted({run.config.seed for run in runs})
     kinds = len({client.device for client in runs[0].clients})
     partition = experiment.data.partition
-    families = ", ".join(dict.fromkeys(run.config.model.family for run in runs))
+    families = ", ".join(dict.fromkeys(title_of(run.config.model.family) for run in runs))
     skew = f" {partition.alpha:g}" if partition.kind == "dirichlet" else ""
     return (
         f"{methods} on {len(runs[0].clients)} clients with {kinds} kind{_s(range(kinds))} of device "

@@ -72,9 +72,7 @@ def series_of(runs: Sequence[Run], asked: str | None = None) -> list[Series]:
             folders = " and ".join(str(run.folder) for run in group if run.config.seed == twice)
             raise BadInput(f"{folders}: {label} with seed {twice} occurs twice; remove one of them.")
     found = [
-        Series(
-            label, group[0].config.algorithm.title, group[0].config.policy.kind, tuple(group), shown_of(group, asked)
-        )
+        Series(label, group[0].config.title, group[0].config.policy.kind, tuple(group), shown_of(group, asked))
         for label, group in zip(labels, members, strict=True)
     ]
     there = evaluated_in(runs)
@@ -121,7 +119,7 @@ def short_text(value: object) -> str:
     return str(value)
 
 
-def _place(run: Run) -> tuple[str, int, int, int]:
+def _place(run: Run) -> tuple[object, ...]:
     experiment = run.config.experiment
     methods, policies = list(experiment.algorithms), list(experiment.policies)
     method, policy = run.config.algorithm, run.config.policy
@@ -129,8 +127,14 @@ def _place(run: Run) -> tuple[str, int, int, int]:
         experiment.title,
         methods.index(method) if method in methods else len(methods),
         policies.index(policy) if policy in policies else len(policies),
+        [_sortable(value) for value in run.config.point.values()],
         run.config.seed,
     )
+
+
+def _sortable(value: object) -> tuple[int, float, str]:
+    """Return a key by which numbers are ordered by size, and before everything else."""
+    return (0, value, "") if isinstance(value, int | float) else (1, 0.0, str(value))
 
 
 def _key(config: RunConfig) -> bytes:
@@ -154,10 +158,10 @@ def _labels(runs: Sequence[Run]) -> list[str]:
     """Return the method's titles, with as much more as is needed to distinguish the series."""
     study_names = names_of_studies(runs)
     ways = (
-        lambda run: run.config.algorithm.title,
-        lambda run: f"{run.config.algorithm.title}, {run.config.policy.title}",
-        lambda run: f"{run.config.algorithm.title}, {short_text(run.config.policy).removeprefix('kind=') or 'sync'}",
-        lambda run: f"{run.config.algorithm.title}, {run.config.policy.title}, {study_names[run.study]}",
+        lambda run: run.config.title,
+        lambda run: f"{run.config.title}, {run.config.policy.title}",
+        lambda run: f"{run.config.title}, {short_text(run.config.policy).removeprefix('kind=') or 'sync'}",
+        lambda run: f"{run.config.title}, {run.config.policy.title}, {study_names[run.study]}",
     )
     for way in ways:
         labels = [way(run) for run in runs]
