@@ -146,6 +146,11 @@ class _CountedSamples:
     def draw(self, count: int, seed: int) -> Tensor:
         raise AssertionError(f"{count} samples for {seed} were drawn while an experiment was checked")
 
+    labels = draw
+
+    def with_labels(self) -> _CountedSamples:
+        return self
+
 
 def _missing(data: Data) -> list[str]:
     """Return a remark if a named data set is not on this host: a check downloads nothing."""
