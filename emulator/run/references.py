@@ -13,7 +13,7 @@ from fleetbed.emulator.machine.calibration import RETRIES, Calibration, Store, d
 from fleetbed.emulator.processes.executor import SERVICE, Executor, Order
 from fleetbed.emulator.wire.messages import Measure, Measured
 from fleetbed.models.base import InputSpec
-from fleetbed.models.work import Pass, Work
+from fleetbed.models.work import Part, Pass, Work
 from fleetbed.profiles.errors import FleetbedError
 from fleetbed.profiles.experiment import Model, Optimizer
 
@@ -23,7 +23,7 @@ class Reference(Struct, frozen=True):
 
     variant: str
     kind: str  # train, forward, parameters
-    part: str
+    part: Part
     samples: int
     optimise: bool = False
 
