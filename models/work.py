@@ -22,12 +22,8 @@ def through(net: Net, part: Part) -> Callable[[Tensor], list[Tensor]]:
         return net.exits
     if isinstance(part, int):
         return lambda x: [net.segment(part, x)]
-    run: Callable[[Tensor], Tensor] = {
-        "all": net.forward,
-        "features": net.features,
-        "intermediate": net.intermediate,
-        "classifier": net.classify,
-    }[part]
+    method = {"all": "forward", "classifier": "classify"}.get(part, part)
+    run: Callable[[Tensor], Tensor] = getattr(net, method)
     return lambda x: [run(x)]
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 from msgspec.structs import replace
 
+from fleetbed.profiles.files import title_of
 from fleetbed.profiles.types import (
     Clients,
     Count,
@@ -68,7 +69,9 @@ class Data(Profile, frozen=True, kw_only=True):
 
 
 class Model(Profile, frozen=True, kw_only=True):
-    """The family whose variants clients choose from; `variants` selects some, `options` are those of the family.
+    """The family whose variants clients choose from: a name, or the path of a Python file with models of your own.
+
+    `variants` selects some of its variants, `options` are those of the family.
 
     `assign` fixes the choice as papers do: the clients, in order, are divided into as many groups as it has variants,
     as equal in size as possible, and each group trains one variant, whether it fits the devices' memory or not.
@@ -123,7 +126,7 @@ class Training(Profile, frozen=True, kw_only=True):
 
 
 class AlgorithmChoice(Profile, frozen=True, kw_only=True):
-    """A method by name with its parameters; `label` distinguishes two settings of one method in plots.
+    """A method by name, or by the path of a Python file; `label` distinguishes two settings of one method in plots.
 
     `variant` puts every client on the one variant (AllSmall, AllLarge) instead of what fits it or `model.assign` says.
     `model` replaces the experiment's for this algorithm: a table may set methods for different families side by side.
@@ -137,7 +140,7 @@ class AlgorithmChoice(Profile, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        return self.label or self.name
+        return self.label or title_of(self.name)
 
 
 class Participation(Profile, frozen=True, kw_only=True):
@@ -261,6 +264,11 @@ class RunConfig(Profile, frozen=True, kw_only=True):
     def model(self) -> Model:
         """The model of this run: the algorithm's own, or the experiment's."""
         return self.algorithm.model or self.experiment.model
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """The names in this run that may be paths of Python files."""
+        return (self.model.family, self.algorithm.name, self.experiment.data.name)
 
     @property
     def name(self) -> str:

@@ -34,7 +34,15 @@ _NAMES: Final[dict[Kind, tuple[str, ...]]] = {
     "device": ("link",),
     "link": (),
     "fleet": ("members.*.device", "members.*.link"),
-    "experiment": ("fleet", "server.device", "server.link", "data.name"),
+    "experiment": (
+        "fleet",
+        "server.device",
+        "server.link",
+        "data.name",
+        "model.family",
+        "algorithms.*.name",
+        "algorithms.*.model.family",
+    ),
 }
 _PATHS: Final = (
     "data.root",
@@ -72,7 +80,7 @@ def available(kind: Kind, search: Search = ()) -> dict[str, Path]:
 
 
 def looks_like_path(name: str) -> bool:
-    return "/" in name or os.sep in name or name.endswith((*SUFFIXES, ".npz"))
+    return "/" in name or os.sep in name or name.endswith((*SUFFIXES, ".npz", ".py"))
 
 
 def find_profile(kind: Kind, name: str, search: Search = (), where: str = "") -> Path:

@@ -62,6 +62,7 @@ def run_differences(runs: Sequence[Run]) -> dict[str, str]:
         ("targets", {short_text(run.config.experiment.evaluation.targets) for run in runs}),
         ("fleet", {run.config.experiment.fleet for run in runs}),
         ("model family", {run.config.model.family for run in runs}),
+        ("own code", _changed_files(runs)),
         ("rounds", {str(run.config.experiment.rounds) for run in runs}),
         ("timing", {run.config.experiment.timing.source for run in runs}),
         ("processor", {str(run.about.host and run.about.host.cpu) for run in runs}),
@@ -69,6 +70,15 @@ def run_differences(runs: Sequence[Run]) -> dict[str, str]:
         if len(values) > 1:
             found[what] = f"These runs differ in their {what}: {'; '.join(sorted(values))}."
     return found
+
+
+def _changed_files(runs: Sequence[Run]) -> set[str]:
+    """The user's own files that were not the same in all runs, with what they were."""
+    found: dict[str, set[str]] = {}
+    for run in runs:
+        for path, digest in (run.about.files or {}).items():
+            found.setdefault(path, set()).add(digest)
+    return {f"{path} {digest[:12]}" for path, digests in found.items() if len(digests) > 1 for digest in digests}
 
 
 def series_notes(series: Sequence[Series]) -> list[str]:

@@ -77,6 +77,7 @@ class Method(Algorithm):
             policies_why="the mean gram is over the clients of one merge, and eta grows with the number of merges"
             + ("; the grams are a second stage of a round." if by_client else "."),
             stages=("train", "gram") if by_client else ("train",),
+            cuts=True,
             public_samples=self.params.rad,
             total_rounds=self.params.last_epochs is not None,
             initial_on_client=True,

@@ -49,6 +49,7 @@ from fleetbed.emulator.run.preparation import (
 )
 from fleetbed.emulator.run.start import first_progress
 from fleetbed.emulator.wire.storage import load_bundle, save_bundle, write_atomically
+from fleetbed.models.plug_ins import code_files
 from fleetbed.profiles.errors import BadInput, FleetbedError
 from fleetbed.profiles.experiment import RunConfig
 
@@ -293,6 +294,7 @@ def _head(config: RunConfig, command: str) -> dict[str, Any]:
         "command": command,
         "fingerprint": host_fingerprint(),
         "versions": identity.versions(),
+        "files": code_files(config.code),
         "host_can": msgspec.to_builtins(examine().knobs),
         "verify": None if proved is None else msgspec.to_builtins(worst(proved)),
         "host": {

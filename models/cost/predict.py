@@ -107,5 +107,6 @@ def _rehearsed(family: Family, variant: str, spec: InputSpec, work: Work, optimi
 
 def _remembered(family: Family, about: object, type_: type[T], compute: Callable[[], T]) -> T:
     """Use the user's cache, except for a family from elsewhere, whose code may change unnoticed."""
-    ours = type(family).__module__.startswith("fleetbed.models.")
+    module = type(family).__module__
+    ours = module.startswith("fleetbed.models.families.") and not module.endswith(".own")
     return cached(about, type_, compute) if ours else compute()

@@ -47,14 +47,16 @@ def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimize
     """The moments of one step of each phase, and of what comes once, on tensors without data."""
     outline = family.outline(variant, spec)
     state_bytes = sum(_bytes(tensor) for tensor in outline.state_dict().values())
-    shapes = _cut_shapes(outline, spec)
-    updated = {part: _updated(outline, spec, shapes, part) for part in {p.trains for p in work.phases if p.steps}}
+    shapes = _feature_shapes(outline, spec, work)
+    updated = {
+        part: _updated(family, variant, spec, shapes, part) for part in {p.trains for p in work.phases if p.steps}
+    }
     with FakeTensorMode(), OperatorCount() as count, Ledger() as ledger:
         ledger.keep("process", PROCESS_BYTES + TENSOR_BYTES * len(list(outline.parameters())))
         ledger.keep("model", sum(_bytes(tensor) for tensor in (*outline.parameters(), *outline.buffers())))
         ledger.keep("held", work.held_models * state_bytes + work.held_values * FLOAT_BYTES)
         with ledger.role(None):
-            net = outline._apply(lambda t: torch.empty(t.shape, dtype=t.dtype)).train()  # type: ignore[no-untyped-call]
+            net = _without_data(outline)
         trained = [p for p in net.parameters() if p.requires_grad]
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(lambda p: ledger.rebook(p.grad, "gradients"))
@@ -91,7 +93,7 @@ def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimize
 def _pass(net: Net, each: Pass, x: Tensor) -> None:
     """Forward, and backward where it trains."""
     with torch.set_grad_enabled(each.kind == "train"):
-        labels = torch.empty(len(x), dtype=torch.int64, device=x.device)
+        labels = torch.empty(len(x), dtype=torch.int64)
         losses = [
             F.cross_entropy(out, labels) if gives_logits(each.part) else out.mean()
             for out in through(net, each.part)(x)
@@ -105,23 +107,34 @@ def _input(spec: InputSpec, shapes: Shapes, each: Pass, ledger: Ledger) -> Tenso
     """What goes in. Features that came from elsewhere are among what the method says it holds."""
     with ledger.role(None if each.part in shapes else "batch"):
         # a lone sample is shown twice, for batch norm
-        return _empty(spec, shapes, each.part, max(2, each.samples), "cpu")
+        return _empty(spec, shapes, each.part, max(2, each.samples))
 
 
-def _empty(spec: InputSpec, shapes: Shapes, part: Part, samples: int, device: str) -> Tensor:
+def _empty(spec: InputSpec, shapes: Shapes, part: Part, samples: int) -> Tensor:
     dtype = torch.float32 if part in shapes else input_dtype(spec)
-    return torch.empty(samples, *shapes.get(part, spec.shape), dtype=dtype, device=device)
+    return torch.empty(samples, *shapes.get(part, spec.shape), dtype=dtype)
 
 
-def _updated(outline: Net, spec: InputSpec, shapes: Shapes, part: Part) -> int:
+def _updated(family: Family, variant: str, spec: InputSpec, shapes: Shapes, part: Part) -> int:
     """The number of parameters that a step through a part updates: those that its gradients reach."""
-    _pass(outline, Pass("train", part, 2), _empty(spec, shapes, part, 2, "meta"))
-    updated = sum(p.numel() for p in outline.parameters() if p.grad is not None)
-    outline.zero_grad()
-    return updated
+    outline = family.outline(variant, spec)
+    with FakeTensorMode():
+        net = _without_data(outline)
+        _pass(net, Pass("train", part, 2), _empty(spec, shapes, part, 2))
+        return sum(p.numel() for p in net.parameters() if p.grad is not None)
 
 
-def _cut_shapes(outline: Net, spec: InputSpec) -> Shapes:
+def _without_data(outline: Net) -> Net:
+    """The model on the CPU, inside the fake mode."""
+    net: Net = outline._apply(lambda t: torch.empty(t.shape, dtype=t.dtype)).train()  # type: ignore[no-untyped-call]
+    return net
+
+
+def _feature_shapes(outline: Net, spec: InputSpec, work: Work) -> Shapes:
+    """The shapes that the work needs. A model need not have parts that it does not use."""
+    passes = [*work.once, *(extra for phase in work.phases for extra in phase.each_step)]
+    if not {"intermediate", "classifier"} & {*(phase.trains for phase in work.phases), *(p.part for p in passes)}:
+        return {}
     with torch.no_grad():
         x = torch.empty(2, *spec.shape, dtype=input_dtype(spec), device="meta")
         s = outline.extract(x)

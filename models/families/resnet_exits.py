@@ -135,7 +135,6 @@ class ResNetExit(ExitFamily):
     """
 
     name = "resnet-exit"
-    by_width = True
     options_type = ResNetExitOptions
     options: ResNetExitOptions
     places = (Place(3, 1), Place(3, 2), Place(4, 1), Place(4, 3))

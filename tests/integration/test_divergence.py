@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import TINIER, WIDTH, query, tiny
+from small_runs import OWN_MODEL, TINIER, query, tiny
 from test_bad_replies import METHODS
 
 from fleetbed.analysis.tables.runs import open_run
@@ -49,7 +49,7 @@ def sets(method: str, lr: str = "100", policy: str = "{kind: sync}") -> tuple[st
         "processes=inline",
         "data.public=20",
         "rounds=4",
-        *(WIDTH if method in ("heterofl", "fedrolex") else ()),
+        *OWN_MODEL.get(method, ()),
     )
 
 

@@ -88,7 +88,6 @@ class ToyWidth(Family):
 
     name = "toy-width"
     shared = True
-    by_width = True
     variants = ("half", "full")
 
     def make(self, variant: str, spec: InputSpec) -> Net:

@@ -15,8 +15,10 @@ from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import AlgorithmChoice
 
 METHODS = (
+    "depthfl",
     "fd",
     "fedavg",
+    "fedepth",
     "fedhe",
     "fedhenn",
     "fedhenn_homo",
@@ -36,6 +38,7 @@ METHODS = (
     "moon",
     "private",
     "scaffold",
+    "scalefl",
 )
 
 

@@ -45,7 +45,9 @@ def test_standard_cases_are_the_ends_and_the_middle_of_each_family() -> None:
     assert {case.variant for case in cases} == {"resnet10", "resnet18", "resnet26", "lstm1", "lstm2"}
     assert {case.optimizer.name for case in cases} == {"sgd", "adam"}
     assert len(list(standard_cases(["resnet-stage"], [8], every=True))) == 5 * 2
-    made_for = {case.family: case.method for case in standard_cases(["resnet-exit", "resnet-segment"], [8], every=False)}
+    made_for = {
+        case.family: case.method for case in standard_cases(["resnet-exit", "resnet-segment"], [8], every=False)
+    }
     assert made_for == {"resnet-exit": "scalefl", "resnet-segment": "fedepth"}
 
 
