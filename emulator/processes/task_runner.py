@@ -210,7 +210,7 @@ class TaskRunner:
         optimizer = make_optimizer(self.context.training.optimizer, model)
         anchor = [p.detach().clone() for p in model.parameters()] if order.kind == "parameters" else []
         with torch.no_grad():
-            before = {"intermediate": "extract", "classifier": "features"}.get(order.part)
+            before = {"intermediate": "extract", "classifier": "features"}.get(str(order.part))
             s = getattr(model, before)(x) if before else x
         run = through(model, order.part)
 
