@@ -21,7 +21,7 @@ from fleetbed.models.base import Index, InputSpec, Net, Section
 from fleetbed.models.families.resnet import DEPTHS, Cut, ResNetFamily, ResNetOptions, Trunk
 
 
-class Place(NamedTuple):
+class ExitPlace(NamedTuple):
     """Where an exit is: after this block of this stage, both from 1."""
 
     stage: int
@@ -52,7 +52,7 @@ class ExitNet(Trunk):
         widths: tuple[int, ...],
         options: ResNetOptions,
         channels: int,
-        exits: Mapping[Place, Exit],
+        exits: Mapping[ExitPlace, Exit],
     ) -> None:
         super().__init__(blocks, widths, options, channels)
         self._places = {place: f"exit{number}" for number, place in enumerate(exits, 1)}
@@ -83,7 +83,7 @@ class ExitNet(Trunk):
         for stage, blocks in enumerate(self.all_stages(), 1):
             for number, block in enumerate(blocks, 1):
                 s = block(s)
-                name = self._places.get(Place(stage, number))
+                name = self._places.get(ExitPlace(stage, number))
                 if name is not None:
                     yield self._exit(name), s
 
@@ -97,7 +97,7 @@ class ExitFamily(ResNetFamily):
     """The base of the two families. The first variant ends at the first of the `places`, and so on."""
 
     has_exits = True
-    places: ClassVar[tuple[Place, ...]]
+    places: ClassVar[tuple[ExitPlace, ...]]
 
     def make(self, variant: str, spec: InputSpec) -> Net:
         widths, places = self.widths(variant), self.places[: list(self.cuts).index(variant) + 1]
@@ -105,7 +105,7 @@ class ExitFamily(ResNetFamily):
         return ExitNet(self.cuts[variant].blocks, widths, self.options, spec.shape[0], exits)
 
     @abstractmethod
-    def exit_at(self, place: Place, widths: tuple[int, ...], classes: int) -> Exit:
+    def exit_at(self, place: ExitPlace, widths: tuple[int, ...], classes: int) -> Exit:
         """Make the exit of this place in a model of these widths."""
 
     def rows(self, name: str, windows: Sequence[Tensor | None]) -> Index:
@@ -116,7 +116,7 @@ class ExitFamily(ResNetFamily):
         return (None, window) if match[2] else (window, window)
 
 
-def _cut_at(place: Place, depth: str, rate: float = 1.0) -> Cut:
+def _cut_at(place: ExitPlace, depth: str, rate: float = 1.0) -> Cut:
     """All blocks of a ResNet up to a place."""
     whole = DEPTHS[depth]
     return Cut((*whole[: place.stage - 1], place.block, *[0] * (len(whole) - place.stage)), rate)
@@ -137,7 +137,7 @@ class ResNetExit(ExitFamily):
     name = "resnet-exit"
     options_type = ResNetExitOptions
     options: ResNetExitOptions
-    places = (Place(3, 1), Place(3, 2), Place(4, 1), Place(4, 3))
+    places = (ExitPlace(3, 1), ExitPlace(3, 2), ExitPlace(4, 1), ExitPlace(4, 3))
     cuts: ClassVar = {
         f"level{number}": _cut_at(place, "resnet26", rate)
         for number, (place, rate) in enumerate(zip(places, (0.7, 0.7, 0.75, 1.0), strict=True), 1)
@@ -148,7 +148,7 @@ class ResNetExit(ExitFamily):
         # 0.7 * 90 is a little less than 63 for a computer
         return tuple(max(1, floor(rate * self.options.base_width * 2**stage + 1e-9)) for stage in range(4))
 
-    def exit_at(self, place: Place, widths: tuple[int, ...], classes: int) -> Exit:
+    def exit_at(self, place: ExitPlace, widths: tuple[int, ...], classes: int) -> Exit:
         width = widths[place.stage - 1]
         is_early = place != self.places[-1]
         convolutions = [_convolution(width) for _ in range(3)] if is_early and self.options.exit == "conv" else []
@@ -169,10 +169,10 @@ class ResNetDepth(ExitFamily):
     """
 
     name = "resnet-depth"
-    places = (Place(1, 2), Place(2, 2), Place(3, 2), Place(4, 2))
+    places = (ExitPlace(1, 2), ExitPlace(2, 2), ExitPlace(3, 2), ExitPlace(4, 2))
     cuts: ClassVar = {f"depth{number}": _cut_at(place, "resnet18") for number, place in enumerate(places, 1)}
 
-    def exit_at(self, place: Place, widths: tuple[int, ...], classes: int) -> Exit:
+    def exit_at(self, place: ExitPlace, widths: tuple[int, ...], classes: int) -> Exit:
         rest = widths[place.stage - 1 :]
         early = [Attention(rest[0]), *(_separable(*two) for two in pairwise(rest))] if len(rest) > 1 else []
         return Exit(nn.Sequential(*early, nn.AdaptiveAvgPool2d(1), nn.Flatten()), widths[-1], classes)
