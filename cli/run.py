@@ -163,12 +163,12 @@ def _host_reserved(asked: Experiment | None, search: Sequence[Path], jobs: int) 
     run will need one.
     """
     from fleetbed.emulator.machine import measuring_lock
-    from fleetbed.emulator.machine.capacity import can_start_zygote, check_room
-    from fleetbed.emulator.processes.early_start import started_ahead
+    from fleetbed.emulator.machine.capacity import can_start_zygote, check_processes_fit
+    from fleetbed.emulator.processes.early_start import zygote_started_early
 
     needs_zygote = jobs == 1
     if asked is not None:
-        check_room(sum(sizes(load_fleet(asked.fleet, search, "fleet"))), asked.processes)
+        check_processes_fit(sum(sizes(load_fleet(asked.fleet, search, "fleet"))), asked.processes)
         needs_zygote &= asked.processes != "inline"
     else:  # the study to resume has not been read yet, so whether it needs one is not known; errors come later
         needs_zygote &= can_start_zygote()
@@ -176,7 +176,7 @@ def _host_reserved(asked: Experiment | None, search: Sequence[Path], jobs: int) 
         if jobs == 1:
             stack.enter_context(measuring_lock.in_use())
         if needs_zygote:
-            stack.enter_context(started_ahead())
+            stack.enter_context(zygote_started_early())
         yield
 
 

@@ -29,6 +29,7 @@ from fleetbed.emulator.method.algorithm import (
     Algorithm,
     Arrival,
     Assignment,
+    Client,
     Expected,
     Job,
     Merged,
@@ -78,6 +79,10 @@ class Method(Algorithm):
                 f"({', '.join(f'{v} has {width}' for v, width in widths.items())}): choose a family such as "
                 f"resnet-stage, vit-layer, fedin-v1 or lstm, or variants of one width by model.variants."
             )
+
+    def reassign(self, clients: Sequence[Client]) -> None:
+        super().reassign(clients)
+        self.check()  # a client may have stepped down to features of another width
 
     def width(self, variant: str) -> int:
         """d, the width of the features."""
