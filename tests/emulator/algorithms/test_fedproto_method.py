@@ -153,7 +153,7 @@ def test_features_of_different_widths_are_refused(family: type, variants: list[s
 
 def test_a_step_down_to_features_of_another_width_is_refused() -> None:
     method = Bed(ToyWidth(None), ["full", "full"]).method("fedproto")
-    with pytest.raises(BadInput, match=r"of one width in all variants \(half has 4, full has 8\)"):
+    with pytest.raises(BadInput, match=r"of one width in all variants \(half has 2, full has 4\)"):
         method.reassign([Client(0, "full", 24), Client(1, "half", 24)])
 
 
