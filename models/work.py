@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct, structs
@@ -12,25 +12,38 @@ if TYPE_CHECKING:  # torch is imported by whoever has a model
 
     from fleetbed.models.base import Net
 
-Part = Literal["all", "features", "intermediate", "classifier"]
+#: a part of a model; a number is one of its segments (`Net.segment`)
+Part = Literal["all", "exits", "features", "intermediate", "classifier"] | int
 
 
-def through(net: Net, part: Part) -> Callable[[Tensor], Tensor]:
-    """What a part of the model does with what goes into it."""
-    return {
-        "all": net.forward,
-        "features": net.features,
-        "intermediate": net.intermediate,
-        "classifier": net.classify,
-    }[part]
+def through(net: Net, part: Part) -> Callable[[Tensor], list[Tensor]]:
+    """What a part of the model makes of what goes into it: one result, or the logits of all exits."""
+    if part == "exits":
+        return net.exits
+    if isinstance(part, int):
+        return lambda x: [net.segment(part, x)]
+    method = {"all": "forward", "classifier": "classify"}.get(part, part)
+    run: Callable[[Tensor], Tensor] = getattr(net, method)
+    return lambda x: [run(x)]
+
+
+def gives_logits(part: Part) -> bool:
+    """Whether the results of a part are logits rather than features."""
+    return part not in ("features", "intermediate")
+
+
+def usual_parts(net: Net) -> tuple[Part, ...]:
+    """What is trained, one after the other, where a model is trained as it is meant to be."""
+    return ("exits",) if net.segments == 1 else tuple(range(1, net.segments + 1))
 
 
 class Pass(Struct, frozen=True):
-    """`samples` go through a part of the model: forward only, or forward and backward (`train`)."""
+    """`samples` go through a part of the model: forward only, or forward and backward (`train`); `times` in a row."""
 
     kind: Literal["train", "forward"]
     part: Part
     samples: int
+    times: int = 1
 
 
 class Phase(Struct, frozen=True, kw_only=True):
@@ -45,6 +58,7 @@ class Phase(Struct, frozen=True, kw_only=True):
     trains: Part = "all"
     each_step: tuple[Pass, ...] = ()
     parameter_passes: int = 0  # elementwise passes over all parameters in each step (a proximal term is 2)
+    flops: float = 0.0  # in each step, of what is no pass through the model (FedGen's generator)
 
 
 class Work(Phase, frozen=True, kw_only=True):
@@ -60,7 +74,6 @@ class Work(Phase, frozen=True, kw_only=True):
     held_values: int = 0  # further f32 values (FedIN: a feature batch, FedHeNN: RAD and gram)
     bytes_down: int | None = None
     bytes_up: int | None = None
-    server_flops: float = 0.0  # work of the server that is not a pass through a model
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -77,6 +90,11 @@ class Work(Phase, frozen=True, kw_only=True):
         """Samples that go through the steps."""
         return sum(phase.steps * phase.batch for phase in self.phases)
 
+    def through_parts(self, parts: Sequence[Part]) -> Work:
+        """The same work, all of its steps for each of these parts in turn."""
+        *before, last = (structs.replace(self.phases[-1], trains=part) for part in parts)
+        return structs.replace(self, earlier=tuple(before), trains=last.trains)
+
     def cut(self, steps: int) -> Work:
         """The same work, ended after so many steps."""
         left, earlier = steps, []
@@ -84,3 +102,10 @@ class Work(Phase, frozen=True, kw_only=True):
             earlier.append(structs.replace(phase, steps=min(left, phase.steps)))
             left -= earlier[-1].steps
         return structs.replace(self, earlier=tuple(earlier), steps=min(left, self.steps))
+
+
+class ServerWork(Struct, frozen=True, kw_only=True):
+    """What a merge does: work on models, each given as a variant with its phases and passes, and other FLOPs."""
+
+    models: tuple[tuple[str, Work], ...] = ()
+    flops: float = 0.0

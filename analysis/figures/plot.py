@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ KINDS = {
     "bytes": "accuracy against bytes",
     "joules": "accuracy against energy",
     "flops": "accuracy against FLOPs",
+    "loss": "test loss against device time",
     "pareto": "final accuracy against its cost",
     "groups": "final accuracy by variant",
     "cka": "CKA between the final models, per stage",
@@ -37,11 +38,22 @@ def draw_plot(
     kind: str, runs: Sequence[Run], out: Path, targets: Sequence[float], asked_series: str | None = None
 ) -> list[Path]:
     """Draw a kind of plot, save it in `out` as PNG and PDF, and return the files."""
+    return save_figures(draw_figures(kind, runs, targets, asked_series), out)
+
+
+def draw_figures(
+    kind: str, runs: Sequence[Run], targets: Sequence[float], asked_series: str | None = None
+) -> dict[str, Figure]:
+    """Draw a kind of plot; return its figures by file name."""
     if kind not in KINDS:
         raise nearest(kind, KINDS, "kind of plot", "plot KIND")
+    return _draw(kind, series_of(runs, asked_series), targets)
+
+
+def save_figures(figures: Mapping[str, Figure], out: Path) -> list[Path]:
+    """Save figures in this folder as PNG and PDF; return the files."""
     from fleetbed.analysis.figures.style import save
 
-    figures = _draw(kind, series_of(runs, asked_series), targets)
     with writable(out):
         return [path for name, figure in figures.items() for path in save(figure, out / name)]
 
@@ -64,6 +76,10 @@ def _draw(kind: str, series: list[Series], targets: Sequence[float]) -> dict[str
             name: curves_figure(members, axes[kind], targets_of(runs_of(members), members[0], targets))
             for name, members in grouped(kind, evaluated).items()
         }
+    if kind == "loss":
+        from fleetbed.analysis.figures.curve_plots import curves_figure
+
+        return {name: curves_figure(members, "time", (), "loss") for name, members in grouped(kind, evaluated).items()}
     if kind in ("cka", "features", "updates"):
         from fleetbed.analysis.figures import model_plots
 

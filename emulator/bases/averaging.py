@@ -108,7 +108,11 @@ class Averaging(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(shared_tensors=not self.apart, initial_on_client=self.is_partial or not self.buffers)
+        return Needs(
+            shared_tensors=not self.apart,
+            cuts=self.is_partial,
+            initial_on_client=self.is_partial or not self.buffers,
+        )
 
     @property
     def is_partial(self) -> bool:
@@ -165,8 +169,11 @@ class Averaging(Algorithm):
         if self.is_partial or not self.buffers:
             start = {**own_tensors(job), **start}
         model = job.model(start)
-        metrics = train(job, model, self.local_step(job, model, start), epochs=self.epochs(job))
-        return self.reply(job, model, start, metrics)
+        return self.reply(job, model, start, self.train(job, model, start))
+
+    def train(self, job: Job, model: Net, start: Tensors) -> dict[str, float]:
+        """Train the client's model; returns metrics."""
+        return train(job, model, self.local_step(job, model, start), epochs=self.epochs(job))
 
     def reply(self, job: Job, model: Net, start: Tensors, metrics: dict[str, float]) -> Reply:
         """The trained weights that travel, what goes with them, and what the client keeps."""

@@ -40,7 +40,9 @@ IMAGE = InputSpec((3, 32, 32), 10)
 METHOD_FAMILIES = ("resnet-stage", "resnet-width")  # a method is checked on the first that it can use
 IMAGES = {"vit-layer": InputSpec((3, 64, 64), 10)}  # its patches are 16x16
 TEXT = InputSpec((Data().tokens,), 2, Data().vocabulary)
-HEADER = ("method", "family", "variant", "input", "optimiser", "batch", "predicted MiB", "measured MiB", "error")
+#: the methods that families are made for, where it is not plain training
+METHODS = {"resnet-exit": "scalefl", "resnet-depth": "depthfl", "resnet-segment": "fedepth"}
+HEADER = ("family", "variant", "method", "input", "optimiser", "batch", "predicted MiB", "measured MiB", "error")
 PAGE = """# Memory: prediction against measurement
 
 Made by `fleetbed models check-memory --out docs/memory-prediction.md`.
@@ -75,9 +77,9 @@ class MemoryResult(Struct, frozen=True):
         case = self.case
         sizes = (f"{size / MIB:.1f}" for size in (self.predicted_bytes, self.measured_bytes))
         return (
-            case.method,
             case.family,
             case.variant,
+            case.method,
             "x".join(map(str, case.spec.shape)),
             _title(case.optimizer),
             str(case.batch),
@@ -114,7 +116,10 @@ def summarise_memory(results: Sequence[MemoryResult]) -> MemorySummary:
 
 
 def standard_cases(families: Sequence[str], batches: Sequence[int], *, every: bool) -> Iterator[Case]:
-    """Yield cases for each family at a usual input: its smallest, middle and largest variant, or all variants."""
+    """Yield cases for each family at a usual input: its smallest, middle and largest variant, or all variants.
+
+    A family that is made for a method is trained by it, others as FedAvg does.
+    """
     for name in families:
         chosen = family(name)
         spec = TEXT if chosen.reads == "text" else IMAGES.get(name, IMAGE)
@@ -124,11 +129,11 @@ def standard_cases(families: Sequence[str], batches: Sequence[int], *, every: bo
         for variant in variants:
             for optimizer in ("sgd", "adam"):
                 for batch in batches:
-                    yield Case(name, variant, spec, batch, Optimizer(name=optimizer))
+                    yield Case(name, variant, spec, batch, Optimizer(name=optimizer), METHODS.get(name, "fedavg"))
 
 
 def checked_methods() -> list[str]:
-    """The methods to check besides FedAvg.
+    """The methods to check besides FedAvg and those that a family is made for.
 
     InCo changes nothing on clients, and a method that needs samples of the server is not checked.
     """
@@ -145,7 +150,7 @@ def method_cases(methods: Sequence[str], batches: Sequence[int]) -> Iterator[Cas
         chosen = _family_for(method)
         if chosen is None:
             raise BadInput(
-                f"--method is {method}, which needs samples of the server; possible are {', '.join(checked_methods())}."
+                f"--method is {method}, which is not checked by itself; possible are {', '.join(checked_methods())}."
             )
         variant = chosen.variants[len(chosen.variants) // 2]
         for optimizer in (Optimizer(momentum=0.0), Optimizer(name="adam")):
@@ -153,17 +158,15 @@ def method_cases(methods: Sequence[str], batches: Sequence[int]) -> Iterator[Cas
 
 
 def _family_for(method: str) -> Family | None:
-    """The first of some families that the method can use; None if it needs more than a family."""
+    """The first of some families that the method can use; None if it can use none, or needs samples of the server."""
     for name in METHOD_FAMILIES:
         chosen = family(name)
         clients = tuple(Client(number, variant, 1) for number, variant in enumerate(chosen.variants))
         context = Context(seed=0, spec=IMAGE, family=chosen, clients=clients, training=Training(), rounds=1)
         made = load_method(AlgorithmChoice(name=method), context, "--method")
-        if made.needs.public_samples:
-            return None
         with contextlib.suppress(BadInput):
             made.check()
-            return chosen
+            return None if made.needs.public_samples else chosen
     return None
 
 
@@ -180,7 +183,7 @@ def predict(case: Case) -> int:
 
 
 def to_markdown(results: Sequence[MemoryResult], backend: str) -> str:
-    rows = [HEADER, tuple("---" if name in HEADER[:4] else "---:" for name in HEADER)]
+    rows = [HEADER, tuple("---" if name in HEADER[:5] else "---:" for name in HEADER)]
     rows += [result.cells for result in results]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return PAGE.format(
@@ -234,7 +237,7 @@ class Meter:
         method = workplace(case, Path(self._folder.name)).method
         assert method is not None
         state, kept, peak = method.setup(), None, 0
-        for number in range(1 if case.method == "fedavg" else 2):
+        for number in range(1 if case.method in ("fedavg", *METHODS.values()) else 2):
             task = Assignment(client=case.client, task=number, stage=method.needs.stages[0], round=number + 1)
             sent = method.send(state, task)
             order = Train(task=number, client=0, variant=case.variant, stage=task.stage, kept=kept, round=task.round)

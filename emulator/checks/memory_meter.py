@@ -31,7 +31,7 @@ STEPS = 4  # the optimiser's state exists from the second step on, and by then t
 
 
 class Case(Struct, frozen=True):
-    """A variant, trained as a method trains it."""
+    """A variant, as a method trains it."""
 
     family: str
     variant: str

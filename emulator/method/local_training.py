@@ -41,7 +41,7 @@ def train(
 
 
 def cross_entropy_step(
-    model: Net,
+    model: Callable[[Tensor], Tensor],
     regularise: Callable[[], None] = lambda: None,
     loss_of: Callable[[Tensor, Tensor], Tensor] = lambda z, y: F.cross_entropy(z, y),
 ) -> Step:
@@ -96,8 +96,8 @@ def foreign_batch(model: nn.Module, own_statistics: bool = True) -> Iterator[Non
 
 
 @torch.no_grad()
-def recalibrate(model: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Set batch norm's running statistics to the mean of those of the batches; nothing else changes.
+def recalibrate(model: Net, batches: Iterable[Tensor]) -> None:
+    """Set batch norm's running statistics to the mean of those of the batches, in all exits; nothing else changes.
 
     They become new tensors, for those that the model was loaded with may belong to others.
     """
@@ -115,7 +115,7 @@ def recalibrate(model: nn.Module, batches: Iterable[Tensor]) -> None:
     for norm in norms:
         norm.train()
     for x in batches:
-        model(x)
+        model.exits(x)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
     model.train(was_training)
@@ -126,25 +126,38 @@ def own_tensors(job: Job) -> Tensors:
     return job.kept.under(MODEL) if job.kept is not None else job.context.initial(job.client.variant)
 
 
+def frozen(job: Job, tensors: Tensors) -> Net:
+    """The client's variant on these very tensors, which nothing changes."""
+    net = job.context.family.load(job.client.variant, job.context.spec, tensors, "a model of the client")
+    return net.eval().requires_grad_(False)
+
+
 def keep_model(model: Net, optimizer: Stepper | None = None) -> Bundle:
     """What a client keeps: its model, and its optimiser's state where that lives on between tasks."""
-    tensors = prefixed(MODEL, dict(model.state_dict()))
-    if optimizer is not None:
-        for name, p in model.named_parameters():
-            slots = {key: slot for key, slot in optimizer.state[p].items() if isinstance(slot, Tensor)}
-            tensors |= prefixed(f"{OPTIMIZER}{name}/", slots)
-    return Bundle(tensors)
+    slots = {} if optimizer is None else prefixed(OPTIMIZER, slots_of(model, optimizer))
+    return Bundle({**prefixed(MODEL, dict(model.state_dict())), **slots})
 
 
-def own_optimizer(job: Job, model: Net) -> Stepper:
-    """The client's optimiser as its last task left it."""
+def own_optimizer(job: Job, model: Net, prefix: str = OPTIMIZER) -> Stepper:
+    """The client's optimiser as its last task left it; it keeps its state below `prefix`."""
     optimizer = job.optimizer(model)
     if job.kept is not None:
-        for name, p in model.named_parameters():
-            slots = job.kept.under(f"{OPTIMIZER}{name}/")
-            if slots:
-                optimizer.state[p] = {key: slot.clone() for key, slot in slots.items()}
+        restore_slots(model, optimizer, job.kept.under(prefix))
     return optimizer
+
+
+def slots_of(model: nn.Module, optimizer: Stepper) -> Tensors:
+    """The state of an optimiser, by the names of the model's parameters."""
+    named = model.named_parameters()
+    return {f"{name}/{key}": slot for name, p in named for key, slot in optimizer.state.get(p, {}).items()}
+
+
+def restore_slots(model: nn.Module, optimizer: Stepper, slots: Tensors) -> None:
+    """Give a new optimiser a copy of the state that another one had."""
+    parameters = dict(model.named_parameters())
+    for path, slot in slots.items():
+        name, key = path.rsplit("/", 1)
+        optimizer.state[parameters[name]][key] = slot.clone()
 
 
 def kept_models(optimizer: Optimizer) -> int:

@@ -8,9 +8,11 @@ The states of a worker, and its transitions, are in `worker_state.py`.
 from __future__ import annotations
 
 import secrets
+import socket
 import time
 from collections.abc import Callable
-from typing import Literal
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, TypeVar
 
 import msgspec
 import zmq
@@ -38,6 +40,7 @@ from fleetbed.emulator.wire.messages import (
 from fleetbed.emulator.wire.shared_memory import SharedMemory
 from fleetbed.profiles.errors import FleetbedError, HostCannot
 
+T = TypeVar("T")
 TICK_S = 0.25
 LONGEST_TICK_S = 1.0  # by which the broker's clock moves on: a broker that was stopped or busy makes nobody late
 HELLO_S = 120.0  # how long a worker may take from its fork to its hello; a tiny share of a core makes it slow
@@ -81,7 +84,9 @@ class Broker:
         self.address = launcher.address
         codec.listen(self._router, self.address)
         self._poller = zmq.Poller()
-        for source in (self._router, self._monitor, launcher.fileno()):
+        self._aside = ThreadPoolExecutor(1)
+        self._done, self._is_done = socket.socketpair()  # by which the thread wakes the broker up
+        for source in (self._router, self._monitor, self._done.fileno(), launcher.fileno()):
             self._poller.register(source, zmq.POLLIN)
 
     def admit_up_to(self, capacity: float) -> None:
@@ -144,6 +149,14 @@ class Broker:
         if worker is not None:
             self._kill(worker, "its answer is not needed any more")
 
+    def meanwhile(self, work: Callable[[], T]) -> T:
+        """Do this in a thread of its own, and serve the sockets until it is done."""
+        future = self._aside.submit(work)
+        future.add_done_callback(lambda _: self._is_done.send(b"."))
+        while not future.done():
+            self.pump()
+        return future.result()
+
     def pump(self, timeout_s: float = TICK_S) -> None:
         """Wait this long at most for messages; handle those that have come in, and the deadlines that have passed."""
         for source, _ in self._poller.poll(round(timeout_s * 1000)):
@@ -151,6 +164,8 @@ class Broker:
                 self._drain_router()
             elif source is self._monitor:
                 self._drain_monitor()
+            elif source == self._done.fileno():
+                self._done.recv(1)
             else:
                 self._on_zygote()
         passed_s = self._now_s() - self._looked_s
@@ -165,6 +180,9 @@ class Broker:
         self._on_tick()
 
     def close(self) -> None:
+        self._aside.shutdown()  # after an interrupt it ends what it is doing, because nothing can stop a thread
+        self._done.close()
+        self._is_done.close()
         self._launcher.close()
         self._router.disable_monitor()
         self._monitor.close(linger=0)

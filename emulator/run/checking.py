@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.data import open_dataset, prepare_dataset
-from fleetbed.emulator.data.sources import root_of
-from fleetbed.emulator.data.torchvision_sets import KNOWN
+from fleetbed.emulator.data.sources import DOWNLOADED, root_of
+from fleetbed.emulator.data.text import FIRST_WORD
 from fleetbed.emulator.engine.layout import check_assign, check_method, lay_out, stand_ins
 from fleetbed.emulator.method.algorithm import Context
 from fleetbed.emulator.run.replay import read_recording
@@ -24,8 +24,8 @@ from fleetbed.emulator.timeline.policies import check_policy
 from fleetbed.emulator.timeline.traces import load_presence, load_rates
 from fleetbed.models.base import Family, InputSpec
 from fleetbed.models.families.lookup import family
-from fleetbed.profiles.errors import HostCannot
-from fleetbed.profiles.experiment import Data, Experiment, Model, RunConfig, runs
+from fleetbed.profiles.errors import BadInput, HostCannot
+from fleetbed.profiles.experiment import Data, Experiment, Model, RunConfig, runs, settings_of
 from fleetbed.profiles.files import user_path
 from fleetbed.profiles.mistakes import Mistakes
 from fleetbed.profiles.resolve import clients_of, load_device, load_fleet, load_link
@@ -34,6 +34,15 @@ from fleetbed.profiles.types import ClientSpec
 
 def check_experiment(experiment: Experiment, search: Sequence[Path], mistakes: Mistakes) -> list[str]:
     """Note everything that is missing or does not fit together; return remarks on what this host lacks."""
+    try:
+        settings = settings_of(experiment)
+    except (BadInput, msgspec.ValidationError):  # a wrong value in the sweep, which is noted already
+        settings = [msgspec.structs.replace(experiment, sweep={})]
+    found = [remark for one in settings for remark in _check_setting(one, search, mistakes)]
+    return list(dict.fromkeys(found))
+
+
+def _check_setting(experiment: Experiment, search: Sequence[Path], mistakes: Mistakes) -> list[str]:
     attempt = mistakes.attempt
     specs = attempt(lambda: clients_of(load_fleet(experiment.fleet, search, "fleet"), search, experiment.fleet))
     attempt(lambda: load_device(experiment.server.device, search, "server.device"))
@@ -137,17 +146,24 @@ class _CountedSamples:
     def draw(self, count: int, seed: int) -> Tensor:
         raise AssertionError(f"{count} samples for {seed} were drawn while an experiment was checked")
 
+    labels = draw
+
+    def with_labels(self) -> _CountedSamples:
+        return self
+
 
 def _missing(data: Data) -> list[str]:
     """Return a remark if a named data set is not on this host: a check downloads nothing."""
-    known = KNOWN.get(data.name)
+    known = DOWNLOADED.get(data.name)
     if known is None or known.missing(root_of(data)) is None:
         return []
     return [f"{data.name} is not in {root_of(data)}, so the partition of its samples was not checked"]
 
 
 def _known_spec(data: Data) -> InputSpec:
-    known = KNOWN[data.name]
+    known = DOWNLOADED[data.name]
+    if known.shape is None:
+        return InputSpec((data.tokens,), known.classes, FIRST_WORD + data.vocabulary)
     channels, height, width = known.shape
     return InputSpec((data.channels or channels, data.image_size or height, data.image_size or width), known.classes)
 

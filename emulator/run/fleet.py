@@ -20,6 +20,7 @@ from fleetbed.emulator.processes.task_runner import TaskRunner
 from fleetbed.emulator.records.tables import CapRow
 from fleetbed.emulator.wire.messages import Enrolment, Measure, Setup
 from fleetbed.emulator.wire.storage import write_atomically
+from fleetbed.models.plug_ins import code_files
 
 
 class FleetProcesses:
@@ -33,7 +34,12 @@ class FleetProcesses:
         self._broker: Broker | None = None
         self._trials = 0
         self.executor: Executor
-        setup = Setup(config=layout.config, folder=str(folder.absolute()), dataset=str(layout.folder))
+        setup = Setup(
+            config=layout.config,
+            folder=str(folder.absolute()),
+            dataset=str(layout.folder),
+            files=code_files(layout.config.code),
+        )
         path = self._write("setup.json", setup)
         # As in a client's process: other thread counts give other bits. And threads of the broker's own would spin for
         # the cores that the clients train on.

@@ -20,6 +20,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     config: RunConfig
     folder: str
     dataset: str
+    files: dict[str, str] = {}  # the user's own code, with the SHA-256 of each file
 
 
 class Enrolment(Struct, frozen=True, kw_only=True):
@@ -76,15 +77,18 @@ class Evaluate(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_field
 
 
 class Measure(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """A measurement of one pass, hot and alone: `train` with an optimiser step if `optimise`."""
+    """A measurement of one pass, hot and alone: `train` with an optimiser step if `optimise`.
+
+    `first` is `train` as a task begins with it: the model that was received is taken up, in memory that is new.
+    """
 
     task: int
     variant: str
-    kind: Literal["train", "forward", "parameters"]
+    kind: Literal["first", "train", "forward", "parameters"]
     part: Part
     samples: int
     optimise: bool
-    once: bool = False  # only to see whether it can be done
+    once: bool = False  # only to see whether a step as the model is usually trained can be done; whatever the part
 
 
 ToWorker = Train | Evaluate | Measure

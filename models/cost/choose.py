@@ -15,7 +15,7 @@ from fleetbed.profiles.experiment import Budgets, Optimizer
 from fleetbed.profiles.types import Device, Link
 
 MIB = 1 << 20
-_UNITS = {"memory": (MIB, "MiB"), "time": (1, "s per round"), "bytes": (1e6, "MB per round")}
+_UNITS = {"memory": (MIB, "MiB"), "time": (1, "s per round"), "bytes": (MIB, "MiB per round")}
 
 
 class Limit(Struct, frozen=True):
@@ -45,6 +45,23 @@ class Choice(Struct, frozen=True, kw_only=True):
     cost: Cost
     reason: str
     stopped_by: Limit | None = None  # the limit that the next larger variant exceeds, or the smallest if none fits
+
+
+class FitRow(Struct, frozen=True, kw_only=True):
+    """The choice for clients that are alike; the figures are those of the heaviest task of the first of them."""
+
+    method: str = ""
+    device: str
+    link: str
+    clients: list[int]
+    variant: str | None
+    memory_bytes: int
+    cap_bytes: int
+    compute_s: float
+    transfer_s: float
+    round_bytes: int
+    reason: str
+    stopped_by: Limit | None = None
 
 
 def choose_variant(

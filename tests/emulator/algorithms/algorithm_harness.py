@@ -7,7 +7,7 @@ someone else's hands changes, and what a client keeps is committed with the merg
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -27,8 +27,9 @@ from fleetbed.emulator.randomness import numpy_rng
 from fleetbed.emulator.wire import codec
 from fleetbed.emulator.wire.messages import Trained
 from fleetbed.models.base import Family, Index, InputSpec, Net
+from fleetbed.models.cost.predict import cost
 from fleetbed.models.families import lookup
-from fleetbed.models.work import Work
+from fleetbed.models.work import ServerWork, Work
 from fleetbed.profiles.experiment import AlgorithmChoice, Optimizer, Training
 
 torch.set_num_threads(1)
@@ -88,7 +89,6 @@ class ToyWidth(Family):
 
     name = "toy-width"
     shared = True
-    by_width = True
     variants = ("half", "full")
 
     def make(self, variant: str, spec: InputSpec) -> Net:
@@ -104,6 +104,63 @@ class ToyWidth(Family):
             )
             for name, t in own.items()
         }
+
+
+class ToyExitNet(ToyNet):
+    """Every block has an exit, the last one is `fc`'s heir."""
+
+    classifier_parts = frozenset({"heads"})
+
+    def __init__(self, depth: int, classes: int) -> None:
+        super().__init__(16, 6, 5, depth, classes, 0.0)
+        del self.fc
+        self.heads = nn.ModuleList(nn.Linear(5, classes) for _ in range(depth))
+
+    def classify(self, f: Tensor) -> Tensor:
+        return self.heads[-1](f)
+
+    def exits(self, x: Tensor) -> list[Tensor]:
+        f, found = self.extract(x), []
+        for block, head in zip(self.blocks, self.heads, strict=True):
+            f = block(f)
+            found.append(head(f))
+        return found
+
+
+class ToyExits(ToyDepth):
+    """Variants that share their first blocks, each block with an exit."""
+
+    name = "toy-exits"
+    has_exits = True
+
+    def make(self, variant: str, spec: InputSpec) -> Net:
+        return ToyExitNet(("one", "two", "three").index(variant) + 1, spec.classes)
+
+
+class ToySegmentNet(ToyNet):
+    """Three blocks, trained one by one or together."""
+
+    def __init__(self, segments: int, classes: int) -> None:
+        super().__init__(16, 6, 5, 3, classes, 0.0)
+        self.segments = segments
+
+    def segment(self, number: int, x: Tensor) -> Tensor:
+        each = 3 // self.segments
+        start = (number - 1) * each
+        with torch.set_grad_enabled(torch.is_grad_enabled() and start == 0):
+            f = self.blocks[:start](self.extract(x))
+        return self.classify(self.blocks[start : start + each](f))
+
+
+class ToySegments(Family):
+    """The same model, trained in three segments or in one."""
+
+    name = "toy-segments"
+    shared = True
+    variants = ("in-3", "in-1")
+
+    def make(self, variant: str, spec: InputSpec) -> Net:
+        return ToySegmentNet(int(variant[-1]), spec.classes)
 
 
 class ToyStrangers(Family):
@@ -179,12 +236,23 @@ class Pool:
 
     data: MadeUpData
     rows: np.ndarray
+    labelled: bool = False
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def draw(self, count: int, seed: int) -> Tensor:
-        return self.data.batch("train", numpy_rng(seed, "public").choice(self.rows, count, replace=False), None)[0]
+        return self._batch(count, seed)[0]
+
+    def labels(self, count: int, seed: int) -> Tensor:
+        assert self.labelled
+        return self._batch(count, seed)[1]
+
+    def with_labels(self) -> Pool:
+        return replace(self, labelled=True)
+
+    def _batch(self, count: int, seed: int) -> tuple[Tensor, Tensor]:
+        return self.data.batch("train", numpy_rng(seed, "public").choice(self.rows, count, replace=False), None)
 
 
 @dataclass
@@ -345,6 +413,17 @@ def advance(
     so_far.merged.append(merged)
 
 
+def resumed(bed: Bed, name: str, rounds: int, after: int, **params: Any) -> Run:
+    """The same rounds, but after some of them all that lasts is stored, and a new method goes on with it."""
+    so_far = run(bed, bed.method(name, **params), after)
+    so_far.state = travelled(so_far.state)
+    so_far.kept = {number: travelled(kept) for number, kept in so_far.kept.items()}
+    method = bed.method(name, **params)
+    for round_ in range(after, rounds):
+        advance(bed, method, so_far, bed.context.clients, round_=round_ + 1)
+    return so_far
+
+
 def trained(
     method: Algorithm,
     state: Bundle,
@@ -363,6 +442,12 @@ def trained(
         step = by(name) if callable(by) else by
         moved[name] = t + step if t.is_floating_point() else t + int(step)
     return Arrival(assignment=assignment, sent=sent, message=Bundle({**moved, **(extras or {})}), **more)
+
+
+def server_flops(bed: Bed, work: ServerWork) -> float:
+    """The FLOPs of a merge, those of its passes through models included."""
+    optimizer = bed.training.optimizer
+    return work.flops + sum(cost(bed.family, v, bed.spec, each, optimizer).flops for v, each in work.models)
 
 
 def check_bytes(bed: Bed, work: Work, client: Client, message: Bundle, reply: Reply) -> None:
@@ -433,5 +518,6 @@ def accuracy(bed: Bed, method: Algorithm, so_far: Run) -> float:
         if target.recalibrate:
             recalibrate(net, [bed.data.x])
         with torch.no_grad():
-            scores.append(float((net.eval()(bed.data.x).argmax(1) == bed.data.y).float().mean()))
+            logits = method.predict(net.eval(), bed.data.x, target.extras)
+        scores.append(float((logits.argmax(1) == bed.data.y).float().mean()))
     return sum(scores) / len(scores)
