@@ -94,7 +94,7 @@ def list_variants(
         return
     print_table(
         f"Images of {image}, {classes} classes; trained with {optimizer}, batch {batch}, received weights included",
-        ("family", "variant", "parameters", "MMACs", "MFLOPs forward", "MFLOPs training", "state MB", "peak MiB"),
+        ("family", "variant", "parameters", "MMACs", "MFLOPs forward", "MFLOPs training", "state MiB", "peak MiB"),
         [
             (
                 row.family,
@@ -103,7 +103,7 @@ def list_variants(
                 round(row.macs / 1e6, 2),
                 round(row.forward_flops / 1e6, 2),
                 round(row.training_flops / 1e6, 2),
-                round(row.state_bytes / 1e6, 2),
+                round(row.state_bytes / MIB, 2),
                 round(row.memory_bytes / MIB, 1),
             )
             for row in rows
@@ -209,7 +209,7 @@ def _fit_experiment(name: str, sets: Sequence[str], search: Sequence[Path], as_j
 def _print_fit(title: str, rows: Sequence[FitRow]) -> None:
     print_table(
         title,
-        ("device", "count", "variant", "memory / cap MiB", "compute s", "transfer s", "MB per round", "next larger"),
+        ("device", "count", "variant", "memory / cap MiB", "compute s", "transfer s", "MiB per round", "next larger"),
         [
             (
                 row.device,
@@ -218,7 +218,7 @@ def _print_fit(title: str, rows: Sequence[FitRow]) -> None:
                 f"{row.memory_bytes / MIB:.0f} / {row.cap_bytes / MIB:.0f}",
                 float(f"{row.compute_s:.3g}"),
                 float(f"{row.transfer_s:.3g}"),
-                round(row.round_bytes / 1e6, 2),
+                round(row.round_bytes / MIB, 2),
                 row.reason,
             )
             for row in rows

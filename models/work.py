@@ -23,11 +23,12 @@ def through(net: Net, part: Part) -> Callable[[Tensor], Tensor]:
 
 
 class Pass(Struct, frozen=True):
-    """`samples` go through a part of the model: forward only, or forward and backward (`train`)."""
+    """`samples` go through a part of the model: forward only, or forward and backward (`train`); `times` in a row."""
 
     kind: Literal["train", "forward"]
     part: Part
     samples: int
+    times: int = 1
 
 
 class Phase(Struct, frozen=True, kw_only=True):

@@ -126,6 +126,12 @@ def own_tensors(job: Job) -> Tensors:
     return job.kept.under(MODEL) if job.kept is not None else job.context.initial(job.client.variant)
 
 
+def frozen(job: Job, tensors: Tensors) -> Net:
+    """The client's variant on these very tensors, which nothing changes."""
+    net = job.context.family.load(job.client.variant, job.context.spec, tensors, "a model of the client")
+    return net.eval().requires_grad_(False)
+
+
 def keep_model(model: Net, optimizer: Stepper | None = None) -> Bundle:
     """What a client keeps: its model, and its optimiser's state where that lives on between tasks."""
     slots = {} if optimizer is None else prefixed(OPTIMIZER, slots_of(model, optimizer))

@@ -194,6 +194,8 @@ class TaskRunner:
 
     def _pass(self, order: Measure, model: Net) -> Callable[[], None]:
         spec = self.context.spec
+        if order.samples == 1:  # batch norm cannot train on it
+            model.eval()
         x: Tensor
         if spec.vocabulary:
             x = torch.randint(spec.vocabulary, (order.samples, *spec.shape))

@@ -43,11 +43,11 @@ def references(variant: str, work: Work) -> Iterator[tuple[Reference, int]]:
             yield step, later
         begun = True
         for extra in phase.each_step:
-            yield _reference(variant, extra), phase.steps
+            yield _reference(variant, extra), phase.steps * extra.times
         if phase.parameter_passes:
             yield Reference(variant, "parameters", "all", 1), phase.steps * phase.parameter_passes
     for extra in work.once:
-        yield _reference(variant, extra), 1
+        yield _reference(variant, extra), extra.times
 
 
 def _reference(variant: str, extra: Pass) -> Reference:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 import torch
 from msgspec import Struct
-from msgspec.structs import replace
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
@@ -66,17 +65,17 @@ def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimize
             net.zero_grad()  # a step begins without the gradients of another phase, or it would count adding to them
             if phase.steps:
                 for each in (Pass("train", phase.trains, phase.batch), *phase.each_step):
+                    before = count.total
                     _pass(net, each, _input(spec, shapes, each, ledger))
+                    count.total += (each.times - 1) * (count.total - before)
                 count.total += update_work(_trained(net, phase.trains, Tensor.numel), kept_copies(optimizer))
             steps.append(count.total - start)
         once = []
         for each in work.once:
-            # without gradients the samples need not go through all at once
-            samples = each.samples if each.kind == "train" else min(each.samples, work.batch)
             before = count.total
-            x = _input(spec, shapes, replace(each, samples=samples), ledger)
-            _pass(net, each, x)
-            once.append(each.samples / len(x) * (count.total - before))
+            net.train(each.samples > 1)  # batch norm cannot train on a lone sample
+            _pass(net, each, _input(spec, shapes, each, ledger, least=1))
+            once.append(count.total - before)
     return Rehearsal(
         memory={role: size for role, size in ledger.at_peak.items() if size},
         steps=tuple(steps),
@@ -97,9 +96,9 @@ def _pass(net: Net, each: Pass, x: Tensor) -> None:
         loss.backward()
 
 
-def _input(spec: InputSpec, shapes: dict[str, tuple[int, ...]], each: Pass, ledger: Ledger) -> Tensor:
+def _input(spec: InputSpec, shapes: dict[str, tuple[int, ...]], each: Pass, ledger: Ledger, least: int = 2) -> Tensor:
     """What goes in. Features that came from elsewhere are among what the method says it holds."""
-    samples = max(2, each.samples)  # a lone sample is shown twice, for batch norm
+    samples = max(least, each.samples)  # in a step a lone sample is shown twice, for batch norm
     inside = each.part in ("intermediate", "classifier")
     with ledger.role(None if inside else "batch"):
         dtype = torch.float32 if inside else input_dtype(spec)

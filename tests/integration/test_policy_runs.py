@@ -33,6 +33,8 @@ ALGORITHMS = {
     "fedhe": "{name: fedhe, params: {batch: 4}}",
     "fedtgp": "{name: fedtgp, params: {server_epochs: 2}}",
     "fd": "{name: fd, params: {batch: 4}}",
+    "fedselect": "{name: fedselect, params: {every: 1, alternations: 1}}",
+    "feddpa": "{name: feddpa, params: {fisher_samples: 4}}",
     "fedrep": "{name: fedrep, params: {head_epochs: 1}}",
     "fedhenn": "{name: fedhenn, params: {rad: 8}}",
     GRAMS: "{name: fedhenn, params: {rad: 8, client_side_gram: true}}",

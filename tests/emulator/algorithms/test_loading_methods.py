@@ -17,6 +17,8 @@ from fleetbed.profiles.experiment import AlgorithmChoice
 METHODS = (
     "fd",
     "fedavg",
+    "feddpa",
+    "fedfomo",
     "fedhe",
     "fedhenn",
     "fedhenn_homo",
@@ -27,6 +29,7 @@ METHODS = (
     "fedprox",
     "fedrep",
     "fedrolex",
+    "fedselect",
     "heteroavg",
     "heterofl",
     "heteroprox",
