@@ -58,10 +58,9 @@ def _families() -> Iterable[str]:
 
 
 def _data_sets() -> Iterable[str]:
-    from fleetbed.emulator.data.sources import SHIPPED
-    from fleetbed.emulator.data.torchvision_sets import KNOWN
+    from fleetbed.emulator.data.sources import DOWNLOADED, SHIPPED
 
-    return (SHIPPED, *KNOWN)
+    return (SHIPPED, *DOWNLOADED)
 
 
 #: the known names for a key
