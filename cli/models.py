@@ -64,16 +64,17 @@ def list_variants(
 
     from fleetbed.models.cost.predict import cost, forward_flops
     from fleetbed.models.families import lookup
-    from fleetbed.models.work import Work
+    from fleetbed.models.work import Work, usual_parts
 
     _check_batch(batch)
     torch.set_num_threads(1)  # models run on single samples here, where more threads only wait for each other
-    work = Work(steps=1, batch=batch, held_models=1)
     rows = []
     for name in names or lookup.family_names():
         family = lookup.family(name)
         spec = _spec(family, image, classes)
         for variant in family.variants:
+            parts = usual_parts(family.outline(variant, spec))
+            work = Work(steps=1, batch=batch, held_models=1).through_parts(parts)
             found = cost(family, variant, spec, work, Optimizer(name=optimizer))
             forward = forward_flops(family, variant, spec)
             rows.append(
@@ -288,17 +289,21 @@ def _fit(group: list[ClientSpec], family: Family, spec: InputSpec, asked: Experi
     from fleetbed.models.cost.choose import FitRow, choose_variant, transfer_seconds
     from fleetbed.models.cost.operations import compute_seconds
     from fleetbed.models.cost.predict import cost
-    from fleetbed.models.work import Work
+    from fleetbed.models.work import Work, usual_parts
 
     training = asked.training
-    work = Work(steps=steps_of(samples, training), batch=batch_of(samples, training.batch), held_models=1)
+    plain = Work(steps=steps_of(samples, training), batch=batch_of(samples, training.batch), held_models=1)
+
+    def work(variant: str) -> Work:
+        return plain.through_parts(usual_parts(family.outline(variant, spec)))
+
     device, link = group[0].device, group[0].link
     choice = choose_variant(
         device=device,
         link=link,
         family=family,
         spec=spec,
-        work=lambda _: work,
+        work=work,
         optimizer=training.optimizer,
         budgets=asked.budgets,
         seconds=lambda variant, work: compute_seconds(

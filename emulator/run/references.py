@@ -14,7 +14,7 @@ from fleetbed.emulator.processes.executor import SERVICE, Executor, Order
 from fleetbed.emulator.wire.messages import Measure, Measured
 from fleetbed.models.base import InputSpec
 from fleetbed.models.plug_ins import code_files
-from fleetbed.models.work import Pass, Work
+from fleetbed.models.work import Part, Pass, Work
 from fleetbed.profiles.errors import FleetbedError
 from fleetbed.profiles.experiment import Model, Optimizer
 from fleetbed.profiles.files import title_of
@@ -25,7 +25,7 @@ class Reference(Struct, frozen=True):
 
     variant: str
     kind: str  # first, train, forward, parameters
-    part: str
+    part: Part
     samples: int
     optimise: bool = False
 

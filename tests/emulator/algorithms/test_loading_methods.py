@@ -15,9 +15,11 @@ from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import AlgorithmChoice
 
 METHODS = (
+    "depthfl",
     "fd",
     "fedavg",
     "feddpa",
+    "fedepth",
     "fedfomo",
     "fedhe",
     "fedhenn",
@@ -39,6 +41,7 @@ METHODS = (
     "moon",
     "private",
     "scaffold",
+    "scalefl",
 )
 
 

@@ -61,6 +61,12 @@ CASES = [
         for base in ("heterofl", "fedrolex")
     ),
     ("inco", {"base": "inclusivefl"}, "vit-layer", ["vit8", "vit12"], VIT),
+    ("scalefl", {"gamma": 0.5, "start": 0.0}, "resnet-exit", ["level1", "level4"], {"base_width": 4}),
+    ("scalefl", {}, "resnet-depth", ["depth2", "depth3"], {"base_width": 4}),
+    ("depthfl", {"alpha": 0.1}, "resnet-depth", ["depth1", "depth4"], {"base_width": 4}),
+    ("depthfl", {"alpha": 0.1}, "resnet-exit", ["level1", "level2"], {"base_width": 4}),
+    ("heterofl", {}, "resnet-exit", ["level2", "level3"], {"base_width": 4}),
+    ("fedepth", {}, "resnet-segment", ["resnet26-in-12", "resnet26-in-2"], {"base_width": 4}),
     ("fedhe", {"batch": 4, "steps": 1}, "fedhe-cnn", ["model8", "model0"], {}),
     ("private", {}, "fedhe-cnn", ["model8", "model6"], {}),
     ("fedavg", {}, "fedhenn-cnn", ["conv1-fc1", "conv2-fc3"], {}),
