@@ -12,9 +12,9 @@ FOLDERS := profiles models emulator analysis api cli
 help: ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
 
-demo: $(INSTALLED) ## run a small real fleet under two methods, and report on it
+demo: $(INSTALLED) ## run a small fleet under three methods and two policies, and report on it
 	$(BIN)/fleetbed doctor
-	folder=$$($(BIN)/fleetbed run demo) && $(BIN)/fleetbed report $$folder --out $$folder/report.html
+	folder=$$($(BIN)/fleetbed run demo --jobs 2) && $(BIN)/fleetbed report $$folder --out $$folder/report.html
 
 test: $(INSTALLED) ## the quick tests; `.ci/run` runs all there are
 	$(BIN)/python -m pytest -n auto --dist worksteal

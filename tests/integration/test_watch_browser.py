@@ -67,3 +67,5 @@ def test_a_run_is_seen_while_it_goes_on_and_as_killed(tmp_path: Path) -> None:
             browser.quit()
             process.kill()
             process.wait()
+            assert process.stderr is not None
+            process.stderr.close()
