@@ -1,6 +1,8 @@
 # `make demo` and `make test` set everything up by themselves; when nothing changed they start at once.
 
 PYTHON ?= python3
+# pip's index of torch's CPU builds, as pytorch.org gives it; without it pip may bring 2.7 GB of CUDA
+TORCH_INDEX ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -12,9 +14,9 @@ FOLDERS := profiles models emulator analysis api cli
 help: ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
 
-demo: $(INSTALLED) ## run a small fleet under three methods and two policies, and report on it
+demo: $(INSTALLED) ## run a small real fleet under two methods, and report on it
 	$(BIN)/fleetbed doctor
-	folder=$$($(BIN)/fleetbed run demo --jobs 2) && $(BIN)/fleetbed report $$folder --out $$folder/report.html
+	folder=$$($(BIN)/fleetbed run demo) && $(BIN)/fleetbed report $$folder --out $$folder/report.html
 
 test: $(INSTALLED) ## the quick tests; `.ci/run` runs all there are
 	$(BIN)/python -m pytest -n auto --dist worksteal
@@ -38,5 +40,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 		echo "$(PYTHON) -m venv failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@echo "installing into .venv; the first time takes a few minutes"
 	$(PIP) install --quiet -c constraints.txt setuptools
+	$(if $(TORCH_INDEX),$(PIP) install --quiet -c constraints.txt --index-url $(TORCH_INDEX) torch torchvision)
 	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
