@@ -133,17 +133,21 @@ class Method(Averaging):
         if not self.generates:
             return state
         with seeded(self.context.seed, "generator"):
-            generator = self._empty()
+            generator = self._empty(self._width())
         return Bundle({**state.tensors, **tensors_of(generator)}, {**state.values, MERGES: 0})
 
-    def _empty(self) -> Generator:
-        width = feature_width(self.context, self.context.family.variants[-1])
+    def _width(self) -> int:
+        return feature_width(self.context, self.context.family.variants[-1])
+
+    def _empty(self, width: int) -> Generator:
         return Generator(self.params.noise, self.context.spec.classes, self.params.hidden, width)
 
     def generator(self, bundle: Bundle) -> Generator:
         """A copy of the generator in a state or a message."""
-        made = self._empty()
-        made.load_state_dict(bundle.under(GENERATOR), strict=False)  # the counter of its batch norm is not needed
+        own = {name: tensor.clone() for name, tensor in bundle.under(GENERATOR).items()}
+        with torch.device("meta"):
+            made = self._empty(len(own["layers.3.bias"]))
+        made.load_state_dict(own, strict=False, assign=True)  # the counter of its batch norm is not needed
         return made
 
     # the client's half
@@ -188,7 +192,7 @@ class Method(Averaging):
     def _values(self) -> int:
         """The values of the generator, running statistics included."""
         with torch.device("meta"):
-            return sum(t.numel() for t in tensors_of(self._empty()).values())
+            return sum(t.numel() for t in tensors_of(self._empty(self._width())).values())
 
     def client(self, job: Job) -> Reply:
         if not self.generates:
@@ -298,8 +302,7 @@ class Method(Averaging):
         mean = super().server_work(state, arrivals)
         if not self.generates:
             return mean
-        width = feature_width(self.context, self.context.family.variants[-1])
-        sample = 6.0 * self._values() + 4.0 * len(arrivals) * width * self.context.spec.classes
+        sample = 6.0 * self._values() + 4.0 * len(arrivals) * self._width() * self.context.spec.classes
         return ServerWork(flops=mean.flops + self.params.server_steps * self.params.server_batch * sample)
 
 
