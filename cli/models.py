@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from fleetbed.cli.common import AsJson, ProfileFolders, print_json, print_table, without_collector
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Data, Experiment, Optimizer
 from fleetbed.profiles.loading import decode
-from fleetbed.profiles.resolve import check_search, clients_of, load_experiment, load_fleet
+from fleetbed.profiles.resolve import clients_of, load_experiment, load_fleet, search_folders
 from fleetbed.profiles.settings import apply_settings
 from fleetbed.profiles.types import ClientSpec
 from fleetbed.profiles.yaml_text import plain, shorten
@@ -64,16 +64,17 @@ def list_variants(
 
     from fleetbed.models.cost.predict import cost, forward_flops
     from fleetbed.models.families import lookup
-    from fleetbed.models.work import Work
+    from fleetbed.models.work import Work, usual_parts
 
     _check_batch(batch)
     torch.set_num_threads(1)  # models run on single samples here, where more threads only wait for each other
-    work = Work(steps=1, batch=batch, held_models=1)
     rows = []
     for name in names or lookup.family_names():
         family = lookup.family(name)
         spec = _spec(family, image, classes)
         for variant in family.variants:
+            parts = usual_parts(family.outline(variant, spec))
+            work = Work(steps=1, batch=batch, held_models=1).through_parts(parts)
             found = cost(family, variant, spec, work, Optimizer(name=optimizer))
             forward = forward_flops(family, variant, spec)
             rows.append(
@@ -94,7 +95,7 @@ def list_variants(
         return
     print_table(
         f"Images of {image}, {classes} classes; trained with {optimizer}, batch {batch}, received weights included",
-        ("family", "variant", "parameters", "MMACs", "MFLOPs forward", "MFLOPs training", "state MB", "peak MiB"),
+        ("family", "variant", "parameters", "MMACs", "MFLOPs forward", "MFLOPs training", "state MiB", "peak MiB"),
         [
             (
                 row.family,
@@ -103,12 +104,32 @@ def list_variants(
                 round(row.macs / 1e6, 2),
                 round(row.forward_flops / 1e6, 2),
                 round(row.training_flops / 1e6, 2),
-                round(row.state_bytes / 1e6, 2),
+                round(row.state_bytes / MIB, 2),
                 round(row.memory_bytes / MIB, 1),
             )
             for row in rows
         ],
     )
+    _print_options([lookup.family(name) for name in names or lookup.family_names()])
+
+
+def _print_options(families: Sequence[Family]) -> None:
+    """Print what an experiment can set under model.options, for each family that has options."""
+    from msgspec import inspect
+
+    from fleetbed.emulator.method.description import default_text
+    from fleetbed.profiles.explain import describe
+
+    rows = [
+        (family.name, field.encode_name, describe(field.type), default_text(structs_field))
+        for family in families
+        for field, structs_field in zip(
+            inspect.type_info(family.options_type).fields,  # type: ignore[attr-defined]
+            structs.fields(family.options_type),
+            strict=True,
+        )
+    ]
+    print_table("model.options", ("family", "option", "value", "default"), rows)
 
 
 @app.command()
@@ -143,14 +164,14 @@ def fit(
         for option in ("family", "batch", "optimizer", "samples", "image", "classes"):
             if str(context.get_parameter_source(option)).endswith("COMMANDLINE"):
                 raise BadInput(f"--{option} belongs to --fleet: the experiment says it; change it with --set.")
-        _fit_experiment(experiment, sets or (), profiles or (), as_json)
+        _fit_experiment(experiment, sets or (), search_folders(profiles, experiment), as_json)
         return
     from fleetbed.models.families import lookup
 
     assert fleet is not None
     _check_batch(batch)
     _check_range("--samples", samples, 1, 1_000_000_000)
-    check_search(profiles or ())
+    search = search_folders(profiles)
     tree = {
         "title": "models fit",
         "fleet": fleet,
@@ -161,7 +182,7 @@ def fit(
     asked = decode(apply_settings(tree, sets or ()), Experiment, "models fit")
     chosen = lookup.family(asked.model.family, asked.model.options).narrow(asked.model.variants)
     spec = _spec(chosen, image, classes)
-    clients = clients_of(load_fleet(asked.fleet, profiles or (), "--fleet"), profiles or (), asked.fleet)
+    clients = clients_of(load_fleet(asked.fleet, search, "--fleet"), search, asked.fleet)
     rows = [_fit(group, chosen, spec, asked, samples) for group in _alike(clients)]
     if as_json:
         print_json(rows)
@@ -173,12 +194,11 @@ def fit(
     )
 
 
-def _fit_experiment(name: str, sets: Sequence[str], profiles: Sequence[Path], as_json: bool) -> None:
-    check_search(profiles)
-    asked = load_experiment(name, profiles, sets)
+def _fit_experiment(name: str, sets: Sequence[str], search: Sequence[Path], as_json: bool) -> None:
+    asked = load_experiment(name, search, sets)
     from fleetbed.emulator.run.fit_table import fit_experiment
 
-    rows = fit_experiment(asked, profiles)
+    rows = fit_experiment(asked, search)
     if as_json:
         print_json(rows)
         return
@@ -190,7 +210,7 @@ def _fit_experiment(name: str, sets: Sequence[str], profiles: Sequence[Path], as
 def _print_fit(title: str, rows: Sequence[FitRow]) -> None:
     print_table(
         title,
-        ("device", "count", "variant", "memory / cap MiB", "compute s", "transfer s", "MB per round", "next larger"),
+        ("device", "count", "variant", "memory / cap MiB", "compute s", "transfer s", "MiB per round", "next larger"),
         [
             (
                 row.device,
@@ -199,7 +219,7 @@ def _print_fit(title: str, rows: Sequence[FitRow]) -> None:
                 f"{row.memory_bytes / MIB:.0f} / {row.cap_bytes / MIB:.0f}",
                 float(f"{row.compute_s:.3g}"),
                 float(f"{row.transfer_s:.3g}"),
-                round(row.round_bytes / 1e6, 2),
+                round(row.round_bytes / MIB, 2),
                 row.reason,
             )
             for row in rows
@@ -269,17 +289,21 @@ def _fit(group: list[ClientSpec], family: Family, spec: InputSpec, asked: Experi
     from fleetbed.models.cost.choose import FitRow, choose_variant, transfer_seconds
     from fleetbed.models.cost.operations import compute_seconds
     from fleetbed.models.cost.predict import cost
-    from fleetbed.models.work import Work
+    from fleetbed.models.work import Work, usual_parts
 
     training = asked.training
-    work = Work(steps=steps_of(samples, training), batch=batch_of(samples, training.batch), held_models=1)
+    plain = Work(steps=steps_of(samples, training), batch=batch_of(samples, training.batch), held_models=1)
+
+    def work(variant: str) -> Work:
+        return plain.through_parts(usual_parts(family.outline(variant, spec)))
+
     device, link = group[0].device, group[0].link
     choice = choose_variant(
         device=device,
         link=link,
         family=family,
         spec=spec,
-        work=lambda _: work,
+        work=work,
         optimizer=training.optimizer,
         budgets=asked.budgets,
         seconds=lambda variant, work: compute_seconds(

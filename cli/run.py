@@ -17,7 +17,7 @@ from fleetbed.cli.streams import never_failing
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Experiment, runs
 from fleetbed.profiles.files import check_new
-from fleetbed.profiles.resolve import check_search, load_experiment
+from fleetbed.profiles.resolve import load_experiment, search_folders
 from fleetbed.running import StudyInterrupted, check_jobs, resume_runs, start_runs
 
 
@@ -61,8 +61,7 @@ def run(
             assert experiment is not None
             if only is not None:
                 raise BadInput("--only RUN needs --resume DIR; to run part of an experiment, use --set.")
-            search = tuple(profiles or ())
-            check_search(search)
+            search = search_folders(profiles, experiment)
             asked = load_experiment(experiment, search, sets or ())
             if dry_run:
                 _check_start(asked, out, jobs)
@@ -104,6 +103,7 @@ def _check_start(asked: Experiment, out: Path | None, jobs: int) -> None:
 
 
 def _forecast(experiment: Experiment, search: Sequence[Path], as_json: bool) -> None:
+    from fleetbed.analysis.tables.units import data_bytes
     from fleetbed.emulator.run.forecast import forecast, total
     from fleetbed.live import duration, make_observer
 
@@ -122,13 +122,13 @@ def _forecast(experiment: Experiment, search: Sequence[Path], as_json: bool) -> 
             each.tasks,
             duration(each.device_s),
             f"about {duration(each.host_s)}",
-            f"{each.disk_bytes / 1e6:.0f} MB",
+            data_bytes(each.disk_bytes),
         )
         for each in found
     ]
     if len(found) > 1:
         taken = (duration(together.device_s), f"about {duration(together.host_s)}")
-        rows.append((f"all {len(found)} runs", "", "", together.tasks, *taken, f"{together.disk_bytes / 1e6:.0f} MB"))
+        rows.append((f"all {len(found)} runs", "", "", together.tasks, *taken, data_bytes(together.disk_bytes)))
     print_table("Forecast", columns, rows)
     for sentence in (sentence for each in found for sentence in each.warnings):
         complain(sentence)

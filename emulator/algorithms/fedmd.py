@@ -206,8 +206,9 @@ class Method(Algorithm):
         return batch_of(client.samples, self.context.training.batch)
 
     def _kept_models(self) -> int:
-        """Copies of the model: what was kept, with the state of two optimisers."""
-        return 2 * kept_models(self.context.training.optimizer) - 1
+        """Copies of the model: what was kept, with the state of two optimisers, and what the first makes of its own."""
+        slots = kept_models(self.context.training.optimizer) - 1
+        return 1 + 3 * slots
 
     def client(self, job: Job) -> Reply:
         return self.fit(job) if job.assignment.stage == "fit" else self.score(job)
