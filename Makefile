@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PACKAGES := profiles models emulator analysis cli
+PACKAGES := profiles models emulator flower analysis cli
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types clean

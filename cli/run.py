@@ -26,6 +26,7 @@ from fleetbed.profiles.resolve import check_search, load_experiment, load_fleet
 
 if TYPE_CHECKING:
     from fleetbed.emulator.engine.observer import Observer
+    from fleetbed.emulator.run.study import Carrier
 
 INTERRUPTED = 130  # the exit code
 #: sources of time that other load on the host does not affect
@@ -76,15 +77,17 @@ def run(
         check_search(search)
         if out is not None:
             check_new(out, "--out")
-        asked = load_experiment(experiment, search, sets or ())
+        asked = prepared(load_experiment(experiment, search, sets or ()))
         _check_jobs(jobs, asked)
         if dry_run:
+            if asked.flower is not None:
+                raise BadInput("--dry-run cannot predict a Flower app: how long its code takes is known afterwards.")
             if out is not None and os.path.lexists(out):
                 raise BadInput(f"--out {out}: the folder already exists; choose another one.")
             _forecast(asked, search, as_json)
             return
         default = Path("runs") / f"{Path(experiment).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-        folder, folders = _start(asked, out or default, search, jobs, or_next=out is None)
+        folder, folders = start(asked, out or default, search, jobs, or_next=out is None)
     if as_json:
         from fleetbed.emulator.records.results import read_result
 
@@ -118,7 +121,7 @@ def _check_resume(
         raise BadInput("--set cannot be used with --only: all runs of a study have the same number of rounds.")
 
 
-def _start(
+def start(
     asked: Experiment, folder: Path, search: Sequence[Path], jobs: int, *, or_next: bool
 ) -> tuple[Path, list[Path]]:
     """Carry out a new study; return its folder and the folders of its runs."""
@@ -127,7 +130,8 @@ def _start(
         from fleetbed.emulator.run.study import new_study
 
         command = shlex.join(["fleetbed", *sys.argv[1:]])
-        with new_study(asked, folder, search=search, command=command, or_next=or_next) as taken:
+        carrier = carrier_of(asked)
+        with new_study(asked, folder, search=search, command=command, or_next=or_next, carrier=carrier) as taken:
             return taken, _carry_out(taken, None, jobs, observer)
 
 
@@ -216,9 +220,9 @@ def _carry_out(folder: Path, only: str | None, jobs: int, observer: Observer) ->
     from fleetbed.emulator.run.study import conclude, open_study, resume_study
 
     try:
-        if jobs == 1:
-            return resume_study(folder, observer, only)
         experiment = open_study(folder).experiment
+        if jobs == 1:
+            return resume_study(folder, observer, only, carrier_of(experiment))
         _check_jobs(jobs, experiment)
         configs = runs(experiment)
         run_side_by_side(folder, [config.name for config in configs], jobs, observer.say)
@@ -227,6 +231,29 @@ def _carry_out(folder: Path, only: str | None, jobs: int, observer: Observer) ->
     except KeyboardInterrupt:
         complain(f"interrupted; continue with: fleetbed run --resume {folder}")
         raise
+
+
+def carrier_of(experiment: Experiment) -> Carrier:
+    """The module that carries out the runs of this experiment."""
+    if experiment.flower is not None:
+        from fleetbed.flower.app import check_flower
+
+        check_flower()
+        from fleetbed.flower import run as flower
+
+        return flower
+    from fleetbed.emulator.run import run as own
+
+    return own
+
+
+def prepared(experiment: Experiment) -> Experiment:
+    """The experiment with what only its Flower app knows, if it has one."""
+    if experiment.flower is None:
+        return experiment
+    from fleetbed.flower.app import with_rounds
+
+    return with_rounds(experiment)
 
 
 def _forecast(experiment: Experiment, search: Sequence[Path], as_json: bool) -> None:

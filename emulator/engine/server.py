@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fleetbed.emulator.engine.divergence import Divergence
 from fleetbed.emulator.engine.evaluation import Evaluations, Moment
-from fleetbed.emulator.engine.layout import Layout
+from fleetbed.emulator.engine.layout import Surroundings
 from fleetbed.emulator.engine.prepared import Prepared
 from fleetbed.emulator.engine.progress import Progress
 from fleetbed.emulator.engine.replies import Flaw, flaw_in
@@ -31,7 +31,7 @@ class Received(NamedTuple):
 class Server:
     def __init__(
         self,
-        layout: Layout,
+        layout: Surroundings,
         prepared: Prepared,
         evaluations: Evaluations,
         records: Records,
