@@ -18,11 +18,6 @@ from fleetbed.profiles.errors import BadInput, nearest
 from fleetbed.profiles.experiment import Experiment
 from fleetbed.profiles.files import is_file, is_folder, show_path
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 Config = dict[str, bool | int | float | str]
 OLDEST = (1, 32)
 ROUNDS_KEY = "num-server-rounds"  # by which nearly all apps set their rounds
@@ -56,6 +51,8 @@ class AppParts:
 
 def check_flower() -> str:
     """Return the version of Flower. Raises BadInput if it is missing or too old."""
+    if sys.version_info < (3, 11):
+        raise BadInput("Flower needs Python 3.11 or newer: install fleetbed[flower] with that.")
     try:
         found = metadata.version("flwr")
     except metadata.PackageNotFoundError:
@@ -75,6 +72,10 @@ def read_app(folder: Path, where: str = "flower.app") -> AppParts:
     path = folder / "pyproject.toml"
     if not is_file(path, where):
         raise BadInput(f"{shown} is not a Flower app: there is no pyproject.toml in it.")
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:

@@ -5,6 +5,7 @@ So they travel and are stored like everything else here, checked and limited, an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -18,6 +19,8 @@ from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.wire.codec import WireError
 
 HEADER = "header"
+EXAMPLES = "num-examples"  # the metric by which Flower's strategies weight
+LEGACY_NAMES = {"num_examples": EXAMPLES}
 
 
 class ArrayHeader(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -97,10 +100,19 @@ def _bytes(bundle: Bundle, name: str) -> bytes:
 
 
 def numbers(content: RecordDict) -> dict[str, float]:
-    """The finite single figures among the metrics of a message, by name."""
-    found = {name: value for record in content.metric_records.values() for name, value in record.items()}
+    """The finite single figures among the metrics of a reply, by name.
+
+    The metrics of a legacy client are a config record, and it names its examples in its own way.
+    """
+    legacy = [record for name, record in content.config_records.items() if name.endswith(".metrics")]
+    records: list[MetricRecord | ConfigRecord] = [*content.metric_records.values(), *legacy]
+    return figures({LEGACY_NAMES.get(name, name): value for record in records for name, value in record.items()})
+
+
+def figures(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Those metrics that are one finite number."""
     return {
         name[:256]: float(value)
-        for name, value in found.items()
+        for name, value in metrics.items()
         if name and isinstance(value, (int, float)) and np.isfinite(value)
     }

@@ -18,11 +18,10 @@ from fleetbed.emulator.wire.codec import WireError
 from fleetbed.flower import identity
 from fleetbed.flower.client import LOSSES, ClientAppRaised
 from fleetbed.flower.grid import FleetGrid, Request
-from fleetbed.flower.packing import numbers, pack, unpack
+from fleetbed.flower.packing import EXAMPLES, numbers, pack, unpack
 from fleetbed.models.work import Work
 
 STAGES = ("train", "evaluate", "query")
-EXAMPLES = "num-examples"  # the metric by which Flower's strategies weight
 ACCURACY = re.compile(r"(^|[-_ .])acc(uracy)?$", re.IGNORECASE)
 ERRORS = {
     "oom": ErrorCode.CLIENT_APP_CRASHED,

@@ -49,7 +49,8 @@ from fleetbed.flower import identity
 from fleetbed.flower.app import DOWNLOAD, AppParts, Config, check_flower, config_of, load_part, needs_download
 from fleetbed.flower.client import APP_FILE, AppFile, Node
 from fleetbed.flower.grid import FleetGrid
-from fleetbed.flower.rounds import EXAMPLES, Exchange, FlowerMethod, ServerAppRounds, accuracy_and_loss
+from fleetbed.flower.packing import EXAMPLES
+from fleetbed.flower.rounds import Exchange, FlowerMethod, ServerAppRounds, accuracy_and_loss
 from fleetbed.flower.serverapp import running
 from fleetbed.models.work import Work
 from fleetbed.profiles.errors import BadInput
@@ -77,6 +78,11 @@ def lay_out(config: RunConfig, search: Sequence[Path]) -> FlowerLayout:
 
     load_part(parts, parts.client, ClientApp)
     return FlowerLayout(around, parts, run_config, load_part(parts, parts.server, ServerApp), found)
+
+
+def check(config: RunConfig, search: Sequence[Path]) -> None:
+    """Raise the error with which `start` would refuse this run."""
+    lay_out(config, search)
 
 
 def start(config: RunConfig, folder: Path, *, search: Sequence[Path], command: str, observer: Observer) -> None:

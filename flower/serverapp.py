@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import Context, RecordDict
 from flwr.server import server as legacy
 from flwr.serverapp import ServerApp
@@ -21,6 +20,7 @@ from fleetbed.flower import identity
 from fleetbed.flower.app import Config
 from fleetbed.flower.client import seed_all
 from fleetbed.flower.grid import FleetGrid, Stopped
+from fleetbed.flower.packing import figures
 from fleetbed.profiles.errors import FleetbedError
 
 ERROR_LOG = "error.log"  # the traceback of a ServerApp that failed
@@ -107,7 +107,7 @@ def _hooks(grid: FleetGrid, evaluated: Evaluated) -> Iterator[None]:
 
             def watched(server_round: int, arrays: Any) -> Any:
                 found = measure(server_round, arrays)
-                evaluated("server", server_round, _figures(dict(found or {})))
+                evaluated("server", server_round, figures(dict(found or {})))
                 return found
 
             kwargs["evaluate_fn"] = watched
@@ -119,7 +119,7 @@ def _hooks(grid: FleetGrid, evaluated: Evaluated) -> Iterator[None]:
         def watched(server_round: int, *inner: Any, **named: Any) -> Any:
             found = measure(server_round, *inner, **named)
             if found is not None:
-                evaluated("server", server_round, _figures({"loss": found[0], **found[1]}))
+                evaluated("server", server_round, figures({"loss": found[0], **found[1]}))
             return found
 
         self.strategy.evaluate = watched  # type: ignore[method-assign]
@@ -146,9 +146,3 @@ def _hooks(grid: FleetGrid, evaluated: Evaluated) -> Iterator[None]:
         Strategy.start, legacy.Server.fit = start, fit  # type: ignore[method-assign]
         for name, original in originals.items():
             setattr(legacy, name, original)
-
-
-def _figures(metrics: dict[str, Any]) -> dict[str, float]:
-    return {
-        name: float(value) for name, value in metrics.items() if isinstance(value, (int, float)) and np.isfinite(value)
-    }

@@ -99,6 +99,11 @@ def resume(config: RunConfig, folder: Path, *, search: Sequence[Path], observer:
     observer.say(done_text(result))
 
 
+def check(config: RunConfig, search: Sequence[Path]) -> None:
+    """Raise the error with which `start` would refuse this run, without writing anything but the data's cache."""
+    lay_out(config, search)
+
+
 def create_folder(folder: Path) -> None:
     """Create the folder of a run, which must not exist."""
     try:

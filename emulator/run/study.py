@@ -7,7 +7,7 @@ import fcntl
 import itertools
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -32,9 +32,8 @@ STUDY, LOCK = "study.json", "study.lock"
 class Carrier(Protocol):
     """A module that carries out single runs: that of the emulator's methods, or one for code of another framework."""
 
-    @property
-    def lay_out(self) -> Callable[[RunConfig, Sequence[Path]], object]:
-        """Raises BadInput where a run is refused."""
+    def check(self, config: RunConfig, search: Sequence[Path]) -> None:
+        """Raise the error that `start` would raise, without writing anything."""
         ...
 
     def start(
@@ -83,7 +82,7 @@ def new_study(
     folder, made = _create_folder(folder, or_next)
     try:
         for config in runs(experiment):
-            carrier.lay_out(config, search)
+            carrier.check(config, search)
         _write(folder, study)
         yield folder
     except BaseException as error:
