@@ -145,6 +145,11 @@ class FleetGrid(Grid):
         with self._changed:
             self._replies[message_id] = reply
 
+    def has_reply(self, ids: Iterable[str]) -> bool:
+        """Whether there is a reply to any of these messages that the ServerApp has not read."""
+        with self._changed:
+            return any(each in self._replies for each in ids)
+
     def release(self, requests: Iterable[Request]) -> None:
         """Let the ServerApp go on with the replies that are there."""
         with self._changed:

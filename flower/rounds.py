@@ -66,8 +66,8 @@ class Exchange:
 
     def is_due(self, request: Request) -> bool:
         """Whether what the ServerApp waits for is there, or cannot come any more."""
-        left = [each for each in request.ids if each in self._open]
-        return request.due or not left or (not request.everything and len(left) < len(request.ids))
+        is_open = any(each in self._open for each in request.ids)
+        return request.due or not is_open or (not request.everything and self._grid.has_reply(request.ids))
 
     def ready(self) -> tuple[int, ...]:
         """The clients that have a message to get and nothing to do."""
@@ -219,7 +219,9 @@ class FlowerMethod(Algorithm):
 
     def merge(self, state: Bundle, arrivals: Sequence[Arrival]) -> Merged:
         """Hand the replies over; the figures of the merge are means over clients, weighted as Flower does."""
-        found = [numbers(self.exchange.content(arrival.assignment.task)) for arrival in arrivals]
+        # by client: in the order of arrival, which is measured, sums would differ in their last digits
+        ordered = sorted(arrivals, key=lambda arrival: arrival.client.number)
+        found = [numbers(self.exchange.content(arrival.assignment.task)) for arrival in ordered]
         metrics = mean_of(found)
         assignment = arrivals[0].assignment
         if assignment.stage == "evaluate":
