@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import signal
+import shlex
 import sys
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fleetbed.cli.common import AsJson, ProfileFolders, print_json
+from fleetbed.cli.common import AsJson, ProfileFolders, complain, print_json
 from fleetbed.cli.interrupts import stop_cleanly
-from fleetbed.cli.run import prepared, start
 from fleetbed.cli.streams import never_failing
-from fleetbed.profiles.files import check_new, user_path
-from fleetbed.profiles.resolve import check_search, experiment_of
+from fleetbed.profiles.files import user_path
+from fleetbed.profiles.resolve import make_experiment, search_folders
 from fleetbed.profiles.yaml_text import parse
+from fleetbed.running import StudyInterrupted, start_runs
 
 
 def flower(
@@ -40,11 +39,7 @@ def flower(
     check_flower()
     stop_cleanly()
     sys.stdout = never_failing(sys.stdout)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    search = tuple(profiles or ())
-    check_search(search)
-    if out is not None:
-        check_new(out, "--out")
+    search = search_folders(profiles)
     folder = user_path(app, "APP").absolute()
     run_config: dict[str, Any] = {}
     others = []
@@ -56,9 +51,13 @@ def flower(
         else:
             others.append(item)
     tree = {"title": folder.name, "fleet": fleet, "flower": {"app": str(folder), "run_config": run_config}}
-    asked = prepared(experiment_of(tree, others, f"fleetbed flower {app}"))
-    default = Path("runs") / f"{folder.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    taken, folders = start(asked, out or default, search, 1, or_next=out is None)
+    asked = make_experiment(tree, others)
+    command = shlex.join(["fleetbed", *sys.argv[1:]])
+    try:
+        taken, folders = start_runs(asked, folder.name, out, search=search, command=command)
+    except StudyInterrupted:
+        complain("interrupted; a ServerApp cannot be continued in its middle, so start the run anew")
+        raise
     if as_json:
         print_json({"folder": str(taken), "runs": [str(path) for path in folders]})
     else:

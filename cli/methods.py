@@ -77,7 +77,7 @@ def method_info(name: str) -> MethodInfo:
     about = getattr(module, "ABOUT", None)
     return MethodInfo(
         name=name,
-        title=names()[name],
+        title=names().get(name) or (getattr(module, "__doc__", None) or name).split("\n", 1)[0],
         **(structs.asdict(about) if isinstance(about, Description) else {}),
         parameters=[structs.asdict(each) for each in parameters(module.Params)],
     )

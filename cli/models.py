@@ -5,22 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from fleetbed.cli.common import AsJson, ProfileFolders, print_json, print_table, without_collector
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Data, Experiment, Optimizer
 from fleetbed.profiles.loading import decode
-from fleetbed.profiles.resolve import check_search, clients_of, load_fleet
+from fleetbed.profiles.resolve import clients_of, load_experiment, load_fleet, search_folders
 from fleetbed.profiles.settings import apply_settings
 from fleetbed.profiles.types import ClientSpec
 from fleetbed.profiles.yaml_text import plain, shorten
 
 if TYPE_CHECKING:
     from fleetbed.models.base import Family, InputSpec
+    from fleetbed.models.cost.choose import FitRow
 
 app = typer.Typer(help="Show what model variants cost, and which of them a device can train.", no_args_is_help=True)
 
@@ -46,20 +47,6 @@ class _Variant(Struct, kw_only=True):
     state_bytes: int
     memory_bytes: int
     memory: dict[str, int]
-
-
-class _Fit(Struct, kw_only=True):
-    device: str
-    link: str
-    clients: list[int]
-    variant: str | None
-    memory_bytes: int
-    cap_bytes: int
-    compute_s: float
-    transfer_s: float
-    round_bytes: int
-    reason: str
-    stopped_by: Any = None
 
 
 @app.command("list")
@@ -122,12 +109,36 @@ def list_variants(
             for row in rows
         ],
     )
+    _print_options([lookup.family(name) for name in names or lookup.family_names()])
+
+
+def _print_options(families: Sequence[Family]) -> None:
+    """Print what an experiment can set under model.options, for each family that has options."""
+    from msgspec import inspect
+
+    from fleetbed.emulator.method.description import default_text
+    from fleetbed.profiles.explain import describe
+
+    rows = [
+        (family.name, field.encode_name, describe(field.type), default_text(structs_field))
+        for family in families
+        for field, structs_field in zip(
+            inspect.type_info(family.options_type).fields,  # type: ignore[attr-defined]
+            structs.fields(family.options_type),
+            strict=True,
+        )
+    ]
+    print_table("model.options", ("family", "option", "value", "default"), rows)
 
 
 @app.command()
 @without_collector()
 def fit(
-    fleet: Annotated[str, typer.Option("--fleet", help="The name or file of a fleet.")],
+    context: typer.Context,
+    experiment: Annotated[
+        str | None, typer.Argument(help="The name or YAML file of an experiment, in place of the options below.")
+    ] = None,
+    fleet: Annotated[str | None, typer.Option("--fleet", help="The name or file of a fleet.")] = None,
     family: Annotated[str, typer.Option("--family", help="The family to choose from.")] = "resnet-stage",
     batch: Batch = 16,
     optimizer: OptimizerName = "sgd",
@@ -141,16 +152,25 @@ def fit(
     profiles: ProfileFolders = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show which variant each device of a fleet can train, and what stops the next larger one.
+    """Show which variant each device of a fleet or an experiment can train, and what stops the next larger one.
 
-    Memory, time and bytes are predictions for one round in which the weights travel both ways, from the device's
-    rates. A run uses the declarations of its own method and its own data instead.
+    With an experiment, the figures are those of its methods, its data and its budgets. With --fleet, they are
+    predictions for one round in which the weights travel both ways.
     """
+    if (experiment is None) == (fleet is None):
+        raise BadInput("models fit needs either an experiment or --fleet FLEET.")
+    if experiment is not None:
+        for option in ("family", "batch", "optimizer", "samples", "image", "classes"):
+            if str(context.get_parameter_source(option)).endswith("COMMANDLINE"):
+                raise BadInput(f"--{option} belongs to --fleet: the experiment says it; change it with --set.")
+        _fit_experiment(experiment, sets or (), search_folders(profiles, experiment), as_json)
+        return
     from fleetbed.models.families import lookup
 
+    assert fleet is not None
     _check_batch(batch)
     _check_range("--samples", samples, 1, 1_000_000_000)
-    check_search(profiles or ())
+    search = search_folders(profiles)
     tree = {
         "title": "models fit",
         "fleet": fleet,
@@ -161,14 +181,34 @@ def fit(
     asked = decode(apply_settings(tree, sets or ()), Experiment, "models fit")
     chosen = lookup.family(asked.model.family, asked.model.options).narrow(asked.model.variants)
     spec = _spec(chosen, image, classes)
-    clients = clients_of(load_fleet(asked.fleet, profiles or (), "--fleet"), profiles or (), asked.fleet)
+    clients = clients_of(load_fleet(asked.fleet, search, "--fleet"), search, asked.fleet)
     rows = [_fit(group, chosen, spec, asked, samples) for group in _alike(clients)]
     if as_json:
         print_json(rows)
         return
-    print_table(
+    _print_fit(
         f"{asked.fleet}: {chosen.name} at batch {asked.training.batch} with {asked.training.optimizer.name}, "
         f"{samples} samples, epochs: {asked.training.epochs}; {asked.budgets.memory_margin:.0%} of the cap stays free",
+        rows,
+    )
+
+
+def _fit_experiment(name: str, sets: Sequence[str], search: Sequence[Path], as_json: bool) -> None:
+    asked = load_experiment(name, search, sets)
+    from fleetbed.emulator.run.fit_table import fit_experiment
+
+    rows = fit_experiment(asked, search)
+    if as_json:
+        print_json(rows)
+        return
+    for method in dict.fromkeys(row.method for row in rows):
+        title = f"{method} on {asked.fleet}; {asked.budgets.memory_margin:.0%} of the cap stays free"
+        _print_fit(title, [row for row in rows if row.method == method])
+
+
+def _print_fit(title: str, rows: Sequence[FitRow]) -> None:
+    print_table(
+        title,
         ("device", "count", "variant", "memory / cap MiB", "compute s", "transfer s", "MB per round", "next larger"),
         [
             (
@@ -243,9 +283,9 @@ def _alike(clients: Sequence[ClientSpec]) -> list[list[ClientSpec]]:
     return list(groups.values())
 
 
-def _fit(group: list[ClientSpec], family: Family, spec: InputSpec, asked: Experiment, samples: int) -> _Fit:
+def _fit(group: list[ClientSpec], family: Family, spec: InputSpec, asked: Experiment, samples: int) -> FitRow:
     from fleetbed.emulator.method.schedule import batch_of, steps_of
-    from fleetbed.models.cost.choose import choose_variant, transfer_seconds
+    from fleetbed.models.cost.choose import FitRow, choose_variant, transfer_seconds
     from fleetbed.models.cost.operations import compute_seconds
     from fleetbed.models.cost.predict import cost
     from fleetbed.models.work import Work
@@ -265,7 +305,7 @@ def _fit(group: list[ClientSpec], family: Family, spec: InputSpec, asked: Experi
             device, cost(family, variant, spec, work, training.optimizer).operations
         ),
     )
-    return _Fit(
+    return FitRow(
         device=group[0].kind,
         link=group[0].link_name,
         clients=[client.number for client in group],

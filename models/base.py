@@ -55,9 +55,10 @@ class Net(nn.Module, ABC):
     def classify(self, f: Tensor) -> Tensor:
         """Run the last layer; return the logits before the softmax."""
 
-    @abstractmethod
     def stages(self, x: Tensor) -> dict[str, Tensor]:
         """Return the activations after each stage, by name, from shallow to deep (for CKA per stage)."""
+        s = self.extract(x)
+        return {"extractor": s, "features": self.intermediate(s)}
 
     def initialise(self) -> None:
         """Fill every parameter and buffer, drawing from torch's global generator."""
@@ -93,8 +94,6 @@ class Family(ABC):
     name: ClassVar[str]
     #: whether variants share tensors by name with the largest one, so that weights can be averaged across them
     shared: ClassVar[bool]
-    #: whether variants differ in the channels of a layer, of which each holds a window
-    by_width: ClassVar[bool] = False
     #: a pattern for the beginning of the names of a block's tensors, with the stage as its group; "": no blocks
     block_names: ClassVar[str] = ""
     reads: ClassVar[Literal["images", "text"]] = "images"
@@ -153,6 +152,16 @@ class Family(ABC):
         del shift
         tensors = self.outline(variant, spec).state_dict()
         return {name: (None,) * tensor.ndim for name, tensor in tensors.items()}
+
+    def by_width(self, spec: InputSpec) -> bool:
+        """Return whether a variant holds only some of the channels of a layer."""
+        indices = (self.index(variant, spec).values() for variant in self.variants)
+        return any(rows is not None for index in indices for parts in index for rows in parts)
+
+    def has_cuts(self, spec: InputSpec) -> bool:
+        """Return whether the models have cut points: an extractor, an intermediate part and a classifier."""
+        del spec
+        return True
 
     def cross_layers(self, names: Iterable[str]) -> dict[str, str]:
         """Return, for InCo, the layers among `names` that use a cross-layer gradient, each with its base layer."""

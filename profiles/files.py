@@ -16,6 +16,16 @@ def show_path(path: str | Path) -> str:
     return text if len(text) <= 200 else f"{text[:120]}...{text[-60:]}"
 
 
+def is_code_path(name: str) -> bool:
+    """Whether the name of a method, model, policy or data set is the path of a Python file."""
+    return name.endswith(".py")
+
+
+def title_of(name: str) -> str:
+    """Return a short name: that of a Python file without its folder and suffix, any other name as it is."""
+    return Path(name).stem if is_code_path(name) else name
+
+
 def user_path(text: str | Path, where: str) -> Path:
     """Return a user's path with `~` expanded; BadInput if no file can have it. The sentence starts with `where`."""
     written = str(text)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +16,7 @@ from fleetbed.profiles.experiment import Experiment
 from fleetbed.profiles.files import is_folder, list_folder, open_regular, show_path, user_path
 from fleetbed.profiles.fleet import on_own_link, overridden, sizes
 from fleetbed.profiles.loading import Kind, T, decode, with_app
-from fleetbed.profiles.settings import apply_settings
+from fleetbed.profiles.settings import apply_settings, plain_tree
 from fleetbed.profiles.types import ClientSpec, Device, Fleet, Link, Member
 from fleetbed.profiles.yaml_text import QUOTE, read_mapping, shorten
 
@@ -27,6 +28,7 @@ FOLDERS: Final[dict[Kind, str]] = {
     "fleet": "fleets",
     "experiment": "experiments",
 }
+VARIABLE: Final = "FLEETBED_PROFILES"  # folders as by --profiles, separated as those of PATH
 SUFFIXES: Final = (".yaml", ".yml")
 
 # Keys that refer to another profile (a path only if it looks like one), and keys that are always a path.
@@ -34,7 +36,15 @@ _NAMES: Final[dict[Kind, tuple[str, ...]]] = {
     "device": ("link",),
     "link": (),
     "fleet": ("members.*.device", "members.*.link"),
-    "experiment": ("fleet", "server.device", "server.link", "data.name"),
+    "experiment": (
+        "fleet",
+        "server.device",
+        "server.link",
+        "data.name",
+        "model.family",
+        "algorithms.*.name",
+        "algorithms.*.model.family",
+    ),
 }
 _PATHS: Final = (
     "data.root",
@@ -51,10 +61,30 @@ def shipped() -> Path:
     return Path(str(resources.files("fleetbed.profiles")))
 
 
-def check_search(search: Search) -> None:
-    """Refuse a --profiles folder that cannot contain any profile, before names are looked up in it."""
+def search_folders(given: Search | None, name: str | None = None) -> tuple[Path, ...]:
+    """Return the folders in which names are looked up before the shipped ones, checked.
+
+    They are those given by --profiles, or by the environment, and the folder of the profile's own file, if `name` is a
+    path and the folder holds profiles; of a file in a folder such as `experiments`, the folder above.
+    """
+    folders = list(given or ())
+    if given:
+        check_search(folders)
+    elif listed := os.environ.get(VARIABLE):
+        folders = [Path(part) for part in listed.split(os.pathsep) if part]
+        check_search(folders, VARIABLE)
+    if name is not None and looks_like_path(name):
+        beside = user_path(name, "the profile").absolute().parent
+        own = beside.parent if beside.name in FOLDERS.values() else beside
+        if any(is_folder(own / each, "the profile") for each in FOLDERS.values()):
+            folders.append(own)
+    return tuple(folders)
+
+
+def check_search(search: Search, given_by: str = "--profiles") -> None:
+    """Refuse a folder that cannot contain any profile, before names are looked up in it."""
     for folder in search:
-        where = f"--profiles {show_path(folder)}"
+        where = f"{given_by} {show_path(folder)}"
         if not is_folder(folder, where):
             raise BadInput(f"{where}: there is no such folder.")
         if not any(is_folder(folder / name, where) for name in FOLDERS.values()):
@@ -73,7 +103,7 @@ def available(kind: Kind, search: Search = ()) -> dict[str, Path]:
 
 
 def looks_like_path(name: str) -> bool:
-    return "/" in name or os.sep in name or name.endswith((*SUFFIXES, ".npz"))
+    return "/" in name or os.sep in name or name.endswith((*SUFFIXES, ".npz", ".py"))
 
 
 def find_profile(kind: Kind, name: str, search: Search = (), where: str = "") -> Path:
@@ -107,14 +137,22 @@ def load_experiment(name: str, search: Search = (), sets: Sequence[str] = ()) ->
     any folder.
     """
     path = find_profile("experiment", name, search)
-    tree = _rebased(read_mapping(path), "experiment", path.parent)
-    where = show_path(path) + "".join(f" with --set {shorten(item).strip(QUOTE)}" for item in sets)
-    return experiment_of(tree, sets, where)  # paths from the file are already absolute
+    return _with_settings(_rebased(read_mapping(path), "experiment", path.parent), sets, show_path(path))
 
 
-def experiment_of(tree: dict[str, Any], sets: Sequence[str], where: str) -> Experiment:
-    """The experiment that a tree and settings make; relative paths in them start at the current folder."""
-    return decode(with_app(_rebased(apply_settings(tree, sets), "experiment", Path())), Experiment, where)
+def make_experiment(content: Mapping[str, Any], sets: Sequence[str] = ()) -> Experiment:
+    """Make an experiment of what its YAML file would hold; paths in it are relative to the current folder."""
+    where = "the experiment"
+    tree = plain_tree(content, where)
+    if not isinstance(tree, dict):
+        raise BadInput(f"{where} is {shorten(tree)}, but a name, a path or a mapping of keys to values is needed.")
+    return _with_settings(tree, sets, where)
+
+
+def _with_settings(tree: dict[str, Any], sets: Sequence[str], where: str) -> Experiment:
+    told = where + "".join(f" with --set {shorten(item).strip(QUOTE)}" for item in sets)
+    asked = _rebased(apply_settings(tree, sets), "experiment", Path())  # paths from a file are already absolute
+    return decode(with_app(asked), Experiment, told)
 
 
 def clients_of(fleet: Fleet, search: Search = (), where: str = "the fleet") -> tuple[ClientSpec, ...]:
@@ -156,6 +194,12 @@ def _rebased(tree: dict[str, Any], kind: Kind, folder: Path) -> dict[str, Any]:
         _rebase(tree, key, key.split("."), folder, always=False)
     for key in _PATHS if kind == "experiment" else ():
         _rebase(tree, key, key.split("."), folder, always=True)
+    sweep = tree.get("sweep") if kind == "experiment" else None
+    for key, values in sweep.items() if isinstance(sweep, dict) else ():
+        pattern = re.sub(r"\.\d+\.", ".*.", key)
+        if isinstance(values, list) and pattern in (*_NAMES[kind], *_PATHS):
+            for place, value in enumerate(values):
+                values[place] = _absolute(value, key, folder, always=pattern in _PATHS)
     return tree
 
 
@@ -166,5 +210,12 @@ def _rebase(tree: Any, key: str, steps: list[str], folder: Path, always: bool) -
     elif isinstance(tree, dict) and (value := tree.get(steps[0])) is not None:
         if len(steps) > 1:
             _rebase(value, key, steps[1:], folder, always)
-        elif isinstance(value, str) and value and (always or looks_like_path(value)):
-            tree[steps[0]] = str((folder / user_path(value, key)).absolute())
+        else:
+            tree[steps[0]] = _absolute(value, key, folder, always)
+
+
+def _absolute(value: Any, key: str, folder: Path, always: bool) -> Any:
+    """Return a path made absolute; anything else as it is."""
+    if isinstance(value, str) and value and (always or looks_like_path(value)):
+        return str((folder / user_path(value, key)).absolute())
+    return value

@@ -17,6 +17,7 @@ from fleetbed.analysis.tables.runs import Run
 from fleetbed.emulator.data import Dataset, open_dataset, prepare_dataset
 from fleetbed.models.base import Family, Net, gather
 from fleetbed.models.families.lookup import family
+from fleetbed.models.plug_ins import check_unchanged
 from fleetbed.profiles.errors import BadInput
 
 MOST_MODELS = 24  # more cannot be distinguished in a figure
@@ -38,6 +39,7 @@ def dataset_of(run: Run) -> Dataset:
 
 def family_of(run: Run) -> Family:
     model = run.config.model
+    check_unchanged(run.about.files or {})
     return family(model.family, model.options).narrow(model.variants)
 
 

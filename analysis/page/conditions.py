@@ -18,7 +18,8 @@ STATUSES = ("enforced", "modelled", "unavailable")
 
 def conditions(runs: Sequence[Run]) -> str:
     """Return HTML. Limits, host and versions are those of the first run; the page lists differences above."""
-    facts = "".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in _facts(runs[0]).items())
+    named = {**_facts(runs[0]), **_files(runs)}
+    facts = "".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in named.items())
     commands = "\n".join(dict.fromkeys(run.about.command for run in runs if run.about.command))
     return (
         f"<h3>Limits of the clients</h3>{_caps(runs[0])}"
@@ -41,6 +42,14 @@ def _facts(run: Run) -> dict[str, str]:
         "Calibration": str((about.calibration or {}).get("id") or "none"),
         "Started": about.started or MISSING,
     }
+
+
+def _files(runs: Sequence[Run]) -> dict[str, str]:
+    """The user's own code, which no version stands for."""
+    found = dict.fromkeys(
+        f"{path} (SHA-256 {digest})" for run in runs for path, digest in (run.about.files or {}).items()
+    )
+    return {"Your own code": ", ".join(found)} if found else {}
 
 
 def _slowed(run: Run) -> str:

@@ -32,6 +32,7 @@ from fleetbed.analysis.tables.series import runs_of
 from fleetbed.analysis.tables.task_metrics import metric_table
 from fleetbed.analysis.tables.units import data_bytes, percent, seconds, target_text
 from fleetbed.analysis.tables.writing import Table
+from fleetbed.profiles.files import title_of
 
 SCRIPTS = ("draw.js", "timeline.js", "clients.js", "page.js")
 
@@ -117,7 +118,7 @@ def _lead(runs: Sequence[Run], comparison: Comparison) -> str:
             "(metered). A task is one call of the ClientApp; accuracy is what the app itself reports."
         )
     partition = experiment.data.partition
-    families = ", ".join(dict.fromkeys(run.config.model.family for run in runs))
+    families = ", ".join(dict.fromkeys(title_of(run.config.model.family) for run in runs))
     skew = f" {partition.alpha:g}" if partition.kind == "dirichlet" else ""
     return (
         f"{methods} on {len(runs[0].clients)} clients with {kinds} kind{_s(range(kinds))} of device "

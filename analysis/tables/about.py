@@ -43,6 +43,7 @@ class About(Struct, frozen=True):
     error: str | None = None
     fleetbed_version: str | None = None
     versions: dict[str, Any] | None = None
+    files: dict[str, str] | None = None  # the user's own code: the SHA-256 of each file
     host: Host | None = None
     timing: dict[str, Any] | None = None
     calibration: dict[str, Any] | None = None

@@ -72,6 +72,7 @@ class Method(Averaging):
         return Needs(
             policies=ROUND_POLICIES | {"buffered"},
             policies_why="eta grows with the number of merges, which under async is that of single results.",
+            cuts=True,
             public_samples=self.params.rad,
             initial_on_client=True,
             total_rounds=self.params.last_epochs is not None,

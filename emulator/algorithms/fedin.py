@@ -17,6 +17,7 @@ In the first round there are no pairs yet and training is local. In v1 only w_e 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from math import prod
 from typing import Annotated, Literal
@@ -30,7 +31,7 @@ from torch.nn import functional as F
 from fleetbed.emulator.bases.averaging import ALL_SECTIONS, ENDS, Aggregation, Means
 from fleetbed.emulator.bases.features import check_cuts, cut_shapes, draw_pairs, noisy, projected
 from fleetbed.emulator.bases.proximal import Proximal
-from fleetbed.emulator.method.algorithm import Arrival, Assignment, Client, Context, Expected, Job, Spec
+from fleetbed.emulator.method.algorithm import Arrival, Assignment, Client, Context, Expected, Job, Needs, Spec
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.description import Description
 from fleetbed.emulator.method.local_training import Step, foreign_batch, proximal
@@ -84,6 +85,10 @@ class Method(Proximal):
         # a batch: two at least, for batch norm, and no more than the client with the most samples has
         self.pairs = max(2, batch_of(context.most_samples, params.batch or context.training.batch))
         self.everywhere = params.noise_where == "upload+forward"
+
+    @property
+    def needs(self) -> Needs:
+        return dataclasses.replace(super().needs, cuts=True)
 
     def check(self) -> None:
         super().check()

@@ -19,6 +19,7 @@ The paper's scaler, which divides activations by r in training, is left out: bef
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cached_property
 from typing import Literal
 
@@ -29,7 +30,7 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
 from fleetbed.emulator.bases.averaging import Averaging, Means
-from fleetbed.emulator.method.algorithm import Arrival, Assignment, Context, Expected, Job, Spec
+from fleetbed.emulator.method.algorithm import Arrival, Assignment, Context, Expected, Job, Needs, Spec
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.description import Description
 from fleetbed.emulator.method.local_training import Step, cross_entropy_step
@@ -65,10 +66,14 @@ class Method(Averaging):
         super().__init__(params, context)
         self.buffers = params.statistics == "averaged"
 
+    @property
+    def needs(self) -> Needs:
+        return dataclasses.replace(super().needs, cuts=self.params.mask)  # it masks rows of the classifier
+
     def check(self) -> None:
         super().check()
         family = self.context.family
-        if not family.by_width:
+        if len(family.variants) > 1 and not family.by_width(self.context.spec):
             raise BadInput(
                 f"model.family is {family.name}, whose variants are not cut by width, but this method gives each "
                 f"client a part of the channels: choose resnet-width or resnet-grid."

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from fleetbed.emulator.bases.averaging import Averaging, Means
-from fleetbed.emulator.method.algorithm import Arrival, Context
+from fleetbed.emulator.method.algorithm import Arrival, Context, Needs
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.description import Description
 from fleetbed.models.base import Family, InputSpec
@@ -64,6 +64,10 @@ class Method(Averaging):
         super().__init__(params, context)
         self.all_own, self.apart = self.apart, False  # what is averaged among equals only is each variant's own
         self._own: dict[str, frozenset[str]] = {}
+
+    @property
+    def needs(self) -> Needs:
+        return replace(super().needs, cuts=self.params.own_classifier)
 
     def check(self) -> None:
         super().check()

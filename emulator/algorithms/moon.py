@@ -64,7 +64,7 @@ class Method(Averaging):
 
     @property
     def needs(self) -> Needs:
-        return replace(super().needs, initial_on_client=self.params.mu > 0)
+        return replace(super().needs, cuts=True, initial_on_client=self.params.mu > 0)
 
     def work(self, state: Bundle, assignment: Assignment) -> Work:
         plain = super().work(state, assignment)

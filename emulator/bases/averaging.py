@@ -108,7 +108,11 @@ class Averaging(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(shared_tensors=not self.apart, initial_on_client=self.is_partial or not self.buffers)
+        return Needs(
+            shared_tensors=not self.apart,
+            cuts=self.is_partial,
+            initial_on_client=self.is_partial or not self.buffers,
+        )
 
     @property
     def is_partial(self) -> bool:

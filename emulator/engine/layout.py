@@ -20,10 +20,13 @@ from fleetbed.emulator.timeline.policies import check_policy
 from fleetbed.emulator.timeline.traces import LinkRates, Presence, load_presence, load_rates
 from fleetbed.models.base import Family
 from fleetbed.models.families.lookup import family
+from fleetbed.models.families.own import OwnFamily
 from fleetbed.profiles.errors import BadInput, nearest
 from fleetbed.profiles.experiment import Model, RunConfig
 from fleetbed.profiles.resolve import clients_of, load_device, load_fleet, load_link
 from fleetbed.profiles.types import ClientSpec, Device, Link
+
+FIRST_SAMPLES = 16  # that a user's own model is tried with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +116,9 @@ def lay_out(config: RunConfig, search: Sequence[Path]) -> Layout:
     dataset = open_dataset(folder)
     model.check_input(dataset.spec)
     check_model(model, dataset.spec)
+    if isinstance(model, OwnFamily):
+        first = np.arange(min(FIRST_SAMPLES, len(dataset.y_train)))
+        model.check_start(*dataset.batch("train", first), dataset.spec)
     split = partition(dataset.y_train, dataset.y_test, dataset.spec.classes, experiment.data, len(specs), config.seed)
     layout = Layout(**vars(around), folder=folder, dataset=dataset, split=split, family=model)
     _ = layout.stand_in  # raises where method and experiment do not fit together
@@ -150,6 +156,13 @@ def check_method(config: RunConfig, method: Algorithm) -> None:
         raise BadInput(
             f"policies: {name} goes through {len(needs.stages)} stages a round, and a late result may be of another "
             f"stage than what it would be merged with: set late to drop"
+        )
+    family, spec = method.context.family, method.context.spec
+    if needs.cuts and not family.has_cuts(spec):
+        raise BadInput(
+            f"algorithms: {name} works on parts of a model, but those of {family.name} are plain torch modules: derive "
+            f"them from fleetbed.models.base.Net, with extract, intermediate and classify (docs/writing-a-model.md), "
+            f"or choose a method that takes whole models, such as heteroavg."
         )
     public = method.context.public
     if needs.public_samples and (public is None or len(public) < needs.public_samples):

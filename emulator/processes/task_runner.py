@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -40,6 +41,7 @@ from fleetbed.emulator.wire.messages import (
 )
 from fleetbed.emulator.wire.storage import load_bundle, save_bundle
 from fleetbed.models.base import Net
+from fleetbed.models.plug_ins import check_unchanged
 from fleetbed.models.work import through
 from fleetbed.profiles.experiment import AlgorithmChoice
 
@@ -67,6 +69,7 @@ class TaskRunner:
 
     @classmethod
     def open(cls, setup: Setup) -> TaskRunner:
+        check_unchanged(setup.files)
         folder, dataset = Path(setup.folder), open_dataset(Path(setup.dataset))
         split = Split.from_json((folder / "partition.json").read_bytes())
         return cls(folder, dataset, split, make_context(setup.config, dataset, split, ()), setup.config.algorithm)
@@ -203,9 +206,9 @@ class TaskRunner:
         y = torch.randint(spec.classes, (order.samples,))
         optimizer = make_optimizer(self.context.training.optimizer, model)
         anchor = [p.detach().clone() for p in model.parameters()] if order.kind == "parameters" else []
-        before = {"intermediate": model.extract, "classifier": model.features}
         with torch.no_grad():
-            s = before[order.part](x) if order.part in before else x
+            before = {"intermediate": "extract", "classifier": "features"}.get(order.part)
+            s = getattr(model, before)(x) if before else x
         run = through(model, order.part)
 
         def parameters() -> None:
@@ -226,4 +229,10 @@ class TaskRunner:
                 optimizer.step()
             optimizer.zero_grad()
 
-        return {"parameters": parameters, "forward": forward, "train": train}[order.kind]
+        def first() -> None:
+            heap.give_back()
+            received = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            taken_up = self.context.family.load(order.variant, spec, received).train()
+            self._pass(structs.replace(order, kind="train"), taken_up)()
+
+        return {"parameters": parameters, "forward": forward, "train": train, "first": first}[order.kind]

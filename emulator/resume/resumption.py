@@ -15,6 +15,7 @@ from fleetbed.emulator.resume import identity
 from fleetbed.emulator.resume.checkpoint import Checkpoint, Checkpoints, Loaded
 from fleetbed.emulator.timeline.policies import make_policy
 from fleetbed.emulator.wire.storage import Damaged
+from fleetbed.models.plug_ins import code_files
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import RunConfig
 from fleetbed.profiles.older import up_to_date
@@ -31,6 +32,7 @@ def look_up(config: RunConfig, folder: Path, records: Records, search: Sequence[
     rounds = before.experiment.rounds if more else config.experiment.rounds
     as_before = replace(config, experiment=replace(config.experiment, rounds=rounds))
     identity.check_same(str(folder), "configuration", before, as_before)
+    identity.check_same(str(folder), "files", records.meta("files") or {}, code_files(config.code))
     layout = lay_out(config, search)
     if more:
         _check_more_rounds(layout, before, folder)

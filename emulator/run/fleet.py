@@ -20,11 +20,17 @@ from fleetbed.emulator.processes.task_runner import TaskRunner
 from fleetbed.emulator.records.tables import CapRow
 from fleetbed.emulator.wire.messages import Enrolment, Measure, Setup
 from fleetbed.emulator.wire.storage import write_atomically
+from fleetbed.models.plug_ins import code_files
 
 
 def setup_of(layout: Layout, folder: Path) -> Setup:
     """The setup of a run in this folder."""
-    return Setup(config=layout.config, folder=str(folder.absolute()), dataset=str(layout.folder))
+    return Setup(
+        config=layout.config,
+        folder=str(folder.absolute()),
+        dataset=str(layout.folder),
+        files=code_files(layout.config.code),
+    )
 
 
 class FleetProcesses:

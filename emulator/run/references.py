@@ -13,27 +13,35 @@ from fleetbed.emulator.machine.calibration import RETRIES, Calibration, Store, d
 from fleetbed.emulator.processes.executor import SERVICE, Executor, Order
 from fleetbed.emulator.wire.messages import Measure, Measured
 from fleetbed.models.base import InputSpec
+from fleetbed.models.plug_ins import code_files
 from fleetbed.models.work import Pass, Work
 from fleetbed.profiles.errors import FleetbedError
 from fleetbed.profiles.experiment import Model, Optimizer
+from fleetbed.profiles.files import title_of
 
 
 class Reference(Struct, frozen=True):
     """A pass through a variant whose time on the host is measured."""
 
     variant: str
-    kind: str  # train, forward, parameters
+    kind: str  # first, train, forward, parameters
     part: str
     samples: int
     optimise: bool = False
 
 
 def references(variant: str, work: Work) -> Iterator[tuple[Reference, int]]:
-    """The passes that a task is made of, each with how often it occurs."""
+    """The passes that a task is made of, each with how often it occurs. Its first step is slower than the others."""
+    begun = False
     for phase in work.phases:
         if not phase.steps:
             continue
-        yield Reference(variant, "train", phase.trains, phase.batch, optimise=True), phase.steps
+        step = Reference(variant, "train", phase.trains, phase.batch, optimise=True)
+        if not begun:
+            yield msgspec.structs.replace(step, kind="first"), 1
+        if later := phase.steps - (not begun):
+            yield step, later
+        begun = True
         for extra in phase.each_step:
             yield _reference(variant, extra), phase.steps
         if phase.parameter_passes:
@@ -64,8 +72,9 @@ class References:
         self._executor = executor
         # everything that the time of a pass depends on, apart from the pass itself
         update = f"fused {optimizer.name}"
-        about = msgspec.json.encode([model.family, model.options, spec, update, bool(optimizer.momentum)])
-        self._prefix = f"{model.family}-{hashlib.blake2b(about, digest_size=6).hexdigest()}"
+        code = sorted(code_files([model.family]).values())
+        about = msgspec.json.encode([model.family, *code, model.options, spec, update, bool(optimizer.momentum)])
+        self._prefix = f"{title_of(model.family)}-{hashlib.blake2b(about, digest_size=6).hexdigest()}"
         self._say = say
         self._measured = 0
 

@@ -49,6 +49,7 @@ from fleetbed.emulator.run.preparation import (
 )
 from fleetbed.emulator.run.start import first_progress
 from fleetbed.emulator.wire.storage import load_bundle, save_bundle, write_atomically
+from fleetbed.models.plug_ins import code_files
 from fleetbed.profiles.errors import BadInput, FleetbedError
 from fleetbed.profiles.experiment import RunConfig
 
@@ -208,6 +209,8 @@ class _Run:
             self._observer.stop()
         context = method.context.with_initial() if method.needs.initial_on_client else method.context
         for target in method.targets(engine.progress.state):
+            if target.shared:  # what is the client's of it is saved as the client's own
+                continue
             kept = engine.progress.clients[target.client].kept if target.client is not None else None
             own = None if kept is None else load_bundle(self._folder / kept)
             tensors = target_tensors(target, context, own)
@@ -303,6 +306,7 @@ def first_facts(config: RunConfig, command: str) -> dict[str, Any]:
         "command": command,
         "fingerprint": host_fingerprint(),
         "versions": identity.versions(),
+        "files": code_files(config.code),
         "host_can": msgspec.to_builtins(examine().knobs),
         "verify": None if proved is None else msgspec.to_builtins(worst(proved)),
         "host": {

@@ -21,6 +21,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     folder: str
     dataset: str = ""  # the folder of the prepared data
     runner: str | None = None  # a module whose `open_runner` makes what carries out the tasks; None: the emulator's own
+    files: dict[str, str] = {}  # the user's own code, with the SHA-256 of each file
 
 
 class Enrolment(Struct, frozen=True, kw_only=True):
@@ -77,11 +78,14 @@ class Evaluate(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_field
 
 
 class Measure(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """A measurement of one pass, hot and alone: `train` with an optimiser step if `optimise`."""
+    """A measurement of one pass, hot and alone: `train` with an optimiser step if `optimise`.
+
+    `first` is `train` as a task begins with it: the model that was received is taken up, in memory that is new.
+    """
 
     task: int
     variant: str
-    kind: Literal["train", "forward", "parameters"]
+    kind: Literal["first", "train", "forward", "parameters"]
     part: Part
     samples: int
     optimise: bool

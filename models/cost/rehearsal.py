@@ -35,7 +35,7 @@ TENSOR_BYTES = 20 << 10
 class Rehearsal(Struct, frozen=True):
     memory: dict[str, int]
     steps: tuple[Operations, ...]  # one optimiser step of each phase, with what the method adds to it
-    once: Operations
+    once: tuple[Operations, ...]  # of each pass
     unknown: tuple[str, ...]  # operators in no class; counted as memory-bound
     parameters: int
     state_bytes: int
@@ -45,7 +45,7 @@ def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimize
     """The moments of one step of each phase, and of what comes once, on tensors without data."""
     outline = family.outline(variant, spec)
     state_bytes = sum(_bytes(tensor) for tensor in outline.state_dict().values())
-    shapes = {"all": spec.shape, "features": spec.shape, **_cut_shapes(outline, spec)}
+    shapes = _input_shapes(outline, spec, work)
     with FakeTensorMode(), OperatorCount() as count, Ledger() as ledger:
         ledger.keep("process", PROCESS_BYTES + TENSOR_BYTES * len(list(outline.parameters())))
         ledger.keep("model", sum(_bytes(tensor) for tensor in (*outline.parameters(), *outline.buffers())))
@@ -69,18 +69,18 @@ def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimize
                     _pass(net, each, _input(spec, shapes, each, ledger))
                 count.total += update_work(_trained(net, phase.trains, Tensor.numel), kept_copies(optimizer))
             steps.append(count.total - start)
-        once = Operations()
+        once = []
         for each in work.once:
             # without gradients the samples need not go through all at once
             samples = each.samples if each.kind == "train" else min(each.samples, work.batch)
             before = count.total
             x = _input(spec, shapes, replace(each, samples=samples), ledger)
             _pass(net, each, x)
-            once += each.samples / len(x) * (count.total - before)
+            once.append(each.samples / len(x) * (count.total - before))
     return Rehearsal(
         memory={role: size for role, size in ledger.at_peak.items() if size},
         steps=tuple(steps),
-        once=once,
+        once=tuple(once),
         unknown=tuple(sorted(count.unknown)),
         parameters=parameters,
         state_bytes=state_bytes,
@@ -116,12 +116,17 @@ def _trained(net: Net, part: Part, size: Callable[[Tensor], int]) -> int:
     )
 
 
-def _cut_shapes(outline: Net, spec: InputSpec) -> dict[str, tuple[int, ...]]:
-    """The shape of what goes into the inner parts, of one sample."""
+def _input_shapes(outline: Net, spec: InputSpec, work: Work) -> dict[str, tuple[int, ...]]:
+    """The shape of what goes into each part, of one sample. A model need not have parts that the work does not use."""
+    shapes: dict[str, tuple[int, ...]] = {"all": spec.shape, "features": spec.shape}
+    passes = [*work.once, *(extra for phase in work.phases for extra in phase.each_step)]
+    if {*(phase.trains for phase in work.phases), *(each.part for each in passes)} <= shapes.keys():
+        return shapes
     with torch.no_grad():
         x = torch.empty(2, *spec.shape, dtype=input_dtype(spec), device="meta")
         s = outline.extract(x)
-        return {"intermediate": tuple(s.shape[1:]), "classifier": tuple(outline.intermediate(s).shape[1:])}
+        inner = {"intermediate": tuple(s.shape[1:]), "classifier": tuple(outline.intermediate(s).shape[1:])}
+        return {**shapes, **inner}
 
 
 def kept_copies(optimizer: Optimizer) -> int:

@@ -1,4 +1,7 @@
-"""Finds families by name. A module is imported only when its family is requested: timm alone takes half a second."""
+"""Finds families by name: fleetbed's own, those of entry points, or a file.
+
+A module is imported only when its family is requested: timm alone takes half a second.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,11 @@ from typing import Any
 import msgspec
 
 from fleetbed.models.base import Family
+from fleetbed.models.plug_ins import find_plug_in, outside
 from fleetbed.profiles.errors import nearest
 from fleetbed.profiles.explain import explain
+
+GROUP = "fleetbed.families"
 
 _FAMILIES = {
     "resnet-stage": ("resnet", "ResNetStage"),
@@ -25,14 +31,19 @@ _FAMILIES = {
 
 
 def family_names() -> tuple[str, ...]:
-    """Return the names of all families."""
+    """Return the names of fleetbed's own families."""
     return tuple(_FAMILIES)
+
+
+def outside_names() -> tuple[str, ...]:
+    """Return the names of the families that other packages bring. Nothing is imported."""
+    return tuple(outside(GROUP))
 
 
 def family(name: str, options: Mapping[str, Any] | None = None) -> Family:
     """Return the family `name` with these options and all of its variants (`Family.narrow` selects some)."""
     if name not in _FAMILIES:
-        raise nearest(name, _FAMILIES, "model family", "model.family")
+        return _from_outside(name, options or {})
     module, kind = _FAMILIES[name]
     made: type[Family] = getattr(import_module(f"fleetbed.models.families.{module}"), kind)
     given = dict(options or {})
@@ -40,3 +51,13 @@ def family(name: str, options: Mapping[str, Any] | None = None) -> Family:
         return made(msgspec.convert(given, made.options_type))
     except msgspec.ValidationError as error:
         raise explain(error, given, made.options_type, f"the model family {name}", "model.options") from error
+
+
+def _from_outside(name: str, options: Mapping[str, Any]) -> Family:
+    found = find_plug_in(GROUP, name, "model.family")
+    if found is None:
+        known = (*_FAMILIES, *outside_names())
+        raise nearest(name, known, "model family", "model.family")
+    from fleetbed.models.families.own import own_family
+
+    return own_family(found, options)

@@ -210,7 +210,6 @@ class ResNetWidth(ResNetFamily):
     """Hetero splitting: all blocks, a window of the channels."""
 
     name = "resnet-width"
-    by_width = True
     cuts: ClassVar = {f"resnet26-{name}": Cut(DEPTHS["resnet26"], rate) for name, rate in RATES.items()}
 
 
@@ -218,7 +217,6 @@ class ResNetGrid(ResNetFamily):
     """Depth and width together. The order by parameters and by FLOPs is the same: width first, then depth."""
 
     name = "resnet-grid"
-    by_width = True
     cuts: ClassVar = {
         f"{depth}-{width}": Cut(blocks, RATES[width])
         for width in ("quarter", "half", "full")

@@ -12,7 +12,7 @@ import pytest
 
 from fleetbed.flower.app import check_flower, load_part, needs_download, read_app, with_rounds
 from fleetbed.profiles.errors import BadInput
-from fleetbed.profiles.resolve import experiment_of, load_experiment
+from fleetbed.profiles.resolve import load_experiment, make_experiment
 
 pytest.importorskip("flwr")
 from flwr.clientapp import ClientApp
@@ -128,7 +128,7 @@ def test_an_experiment_with_an_app_is_metered_and_has_its_rounds(tmp_path: Path)
 def test_settings_that_an_app_does_not_read(setting: str, sentence: str) -> None:
     tree = {"title": "T", "fleet": "iot-10", "flower": {"app": str(APPS / "quick_numpy")}}
     with pytest.raises(BadInput, match=sentence):
-        experiment_of(tree, [setting], "asked")
+        make_experiment(tree, [setting])
 
 
 def test_only_an_app_is_metered() -> None:

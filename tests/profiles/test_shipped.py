@@ -15,7 +15,7 @@ from fleetbed.profiles import (
 )
 from fleetbed.profiles.loading import TYPES, Kind, without_provenance
 from fleetbed.profiles.resolve import FOLDERS, shipped
-from fleetbed.profiles.schema import json_schema, schema_text
+from fleetbed.schema import json_schema, schema_text
 
 DEVICES = sorted(available("device"))
 LINKS = sorted(available("link"))
@@ -124,3 +124,5 @@ def test_the_schema_helps_an_editor(kind: Kind) -> None:
         assert part["description"]
         assert "Struct" not in part["description"]  # a missing docstring shows as the base's own
         assert part["additionalProperties"] is False
+        for key, schema in part["properties"].items():
+            assert schema["description"], key

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from msgspec import structs
 
 from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.checks.memory_meter import Case
@@ -87,3 +88,14 @@ def test_a_target_with_extras_is_evaluated_by_the_methods_own_predictor(here: Ta
     assert by_distance.accuracy == pytest.approx(float((nearest == y).float().mean()))
     assert by_distance.samples == plain.samples == len(y)
     assert by_distance.loss != plain.loss
+
+
+def test_the_first_step_of_a_task_is_slower_than_the_others(here: TaskRunner) -> None:
+    """It takes up the model in new memory; a time scale from hot steps alone would make short tasks late."""
+    variant = here.context.family.variants[-1]
+    order = Measure(task=-1, variant=variant, kind="train", part="all", samples=4, optimise=True)
+
+    def compare() -> None:
+        assert here.measure(structs.replace(order, kind="first")).seconds > here.measure(order).seconds
+
+    forking.run_in_fork(compare)  # measuring changes how the process keeps its heap

@@ -18,6 +18,7 @@ from fleetbed.profiles.experiment import Model, Optimizer
 pytestmark = pytest.mark.usefixtures("own_cache")
 RATE = HostRate(alone_gflops=20.0, busy_gflops=16.0, cores=2, alone_spread=0.0, busy_spread=0.0, other_cores=0.0)
 STEP = Reference("v", "train", "all", 4, optimise=True)
+FIRST = Reference("v", "first", "all", 4, optimise=True)
 
 
 class Clock:
@@ -65,7 +66,8 @@ def test_a_task_is_its_steps_and_the_passes_beside_them() -> None:
         parameter_passes=2,
     )
     assert dict(references("v", work)) == {
-        STEP: 5,
+        FIRST: 1,
+        STEP: 4,
         Reference("v", "forward", "features", 8): 5,
         Reference("v", "parameters", "all", 1): 10,
         Reference("v", "forward", "all", 100): 1,
@@ -74,13 +76,14 @@ def test_a_task_is_its_steps_and_the_passes_beside_them() -> None:
 
 
 def test_the_time_of_work_is_the_sum_over_its_passes(tmp_path: Path) -> None:
-    clock = Clock(measured(0.5), measured(0.125))
+    clock = Clock(measured(0.75), measured(0.5), measured(0.125))
     work = Work(steps=4, batch=4, once=(Pass("forward", "all", 100),))
-    assert made(tmp_path, clock).host_s("v", work) == 4 * 0.5 + 0.125
+    assert made(tmp_path, clock).host_s("v", work) == 0.75 + 3 * 0.5 + 0.125
     assert {order.worker for order in clock.asked} == {SERVICE}
     headers = [order.header for order in clock.asked]
-    assert [(h.kind, h.samples) for h in headers if isinstance(h, Measure)] == [("train", 4), ("forward", 100)]
-    assert len({order.task for order in clock.asked}) == 2
+    kinds = [(h.kind, h.samples) for h in headers if isinstance(h, Measure)]
+    assert kinds == [("first", 4), ("train", 4), ("forward", 100)]
+    assert len({order.task for order in clock.asked}) == 3
     assert all(order.task < -(1 << 39) for order in clock.asked), "far from the numbers of evaluations"
 
 
