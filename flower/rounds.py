@@ -19,7 +19,7 @@ from fleetbed.flower import identity
 from fleetbed.flower.client import LOSSES, ClientAppRaised
 from fleetbed.flower.grid import FleetGrid, Request
 from fleetbed.flower.packing import EXAMPLES, numbers, pack, unpack
-from fleetbed.models.work import Work
+from fleetbed.models.work import ServerWork, Work
 
 STAGES = ("train", "evaluate", "query")
 ACCURACY = re.compile(r"(^|[-_ .])acc(uracy)?$", re.IGNORECASE)
@@ -229,8 +229,8 @@ class FlowerMethod(Algorithm):
             self._evaluated("clients", assignment.round, {**metrics, EXAMPLES: samples})
         return Merged(state=state, metrics=metrics)
 
-    def server_work(self, state: Bundle, arrivals: Sequence[Arrival]) -> Work:
-        return Work()
+    def server_work(self, state: Bundle, arrivals: Sequence[Arrival]) -> ServerWork:
+        return ServerWork()  # what a ServerApp does is not metered
 
     def targets(self, state: Bundle) -> list[Target]:
         return []

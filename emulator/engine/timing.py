@@ -75,7 +75,10 @@ class Timing(ABC):
 
     def modelled(self, device: Device, variant: str, work: Work) -> Plan:
         """The plan by device and work alone, the same under every source."""
-        return plan_of(device, self._training.of(variant, work), work)
+        return plan_of(device, self.cost_of(variant, work), work)
+
+    def cost_of(self, variant: str, work: Work) -> Cost:
+        return self._training.of(variant, work)
 
     @abstractmethod
     def plan(self, device: Device, variant: str, work: Work, task: int) -> Plan:
