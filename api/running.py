@@ -214,8 +214,8 @@ def _host_reserved(asked: Experiment | None, search: Sequence[Path], jobs: int) 
     run will need one.
     """
     from fleetbed.emulator.machine import measuring_lock
-    from fleetbed.emulator.machine.capacity import can_start_zygote, check_room
-    from fleetbed.emulator.processes.early_start import started_ahead
+    from fleetbed.emulator.machine.capacity import can_start_zygote, check_processes_fit
+    from fleetbed.emulator.processes.early_start import zygote_started_early
 
     if _in_main_thread() and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have ignored it, which hides how children end
@@ -223,7 +223,7 @@ def _host_reserved(asked: Experiment | None, search: Sequence[Path], jobs: int) 
     if asked is not None:
         kinds = {(one.fleet, one.processes) for one in settings_of(asked)}
         for fleet, processes in kinds:
-            check_room(sum(sizes(load_fleet(fleet, search, "fleet"))), processes)
+            check_processes_fit(sum(sizes(load_fleet(fleet, search, "fleet"))), processes)
         needs_zygote &= any(processes != "inline" for _, processes in kinds)
     else:  # the study to resume has not been read yet, so whether it needs one is not known; errors come later
         needs_zygote &= can_start_zygote()
@@ -231,7 +231,7 @@ def _host_reserved(asked: Experiment | None, search: Sequence[Path], jobs: int) 
         if jobs == 1:
             stack.enter_context(measuring_lock.in_use())
         if needs_zygote:
-            stack.enter_context(started_ahead())
+            stack.enter_context(zygote_started_early())
         yield
 
 

@@ -24,7 +24,7 @@ from fleetbed.emulator.engine.prepared import Prepared
 from fleetbed.emulator.engine.progress import Progress
 from fleetbed.emulator.engine.timing import Metered
 from fleetbed.emulator.machine import host
-from fleetbed.emulator.machine.capacity import check_room
+from fleetbed.emulator.machine.capacity import check_processes_fit
 from fleetbed.emulator.records.records import Records
 from fleetbed.emulator.records.results import Result
 from fleetbed.emulator.records.tables import ClientRow, EvaluationRow, MetricRow
@@ -88,7 +88,7 @@ def check(config: RunConfig, search: Sequence[Path]) -> None:
 def start(config: RunConfig, folder: Path, *, search: Sequence[Path], command: str, observer: Observer) -> None:
     """Carry out a new run in a new folder. A run that is refused leaves no folder behind."""
     layout = lay_out(config, search)
-    check_room(len(layout.around.specs), config.experiment.processes)
+    check_processes_fit(len(layout.around.specs), config.experiment.processes)
     create_folder(folder)
     try:
         with disk_errors(folder), open_records(folder) as records:

@@ -169,8 +169,11 @@ class Averaging(Algorithm):
         if self.is_partial or not self.buffers:
             start = {**own_tensors(job), **start}
         model = job.model(start)
-        metrics = train(job, model, self.local_step(job, model, start), epochs=self.epochs(job))
-        return self.reply(job, model, start, metrics)
+        return self.reply(job, model, start, self.train(job, model, start))
+
+    def train(self, job: Job, model: Net, start: Tensors) -> dict[str, float]:
+        """Train the client's model; returns metrics."""
+        return train(job, model, self.local_step(job, model, start), epochs=self.epochs(job))
 
     def reply(self, job: Job, model: Net, start: Tensors, metrics: dict[str, float]) -> Reply:
         """The trained weights that travel, what goes with them, and what the client keeps."""

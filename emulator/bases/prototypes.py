@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -21,7 +22,7 @@ from fleetbed.emulator.bases.class_means import (
     squared_error,
 )
 from fleetbed.emulator.bases.features import check_widths, feature_width
-from fleetbed.emulator.method.algorithm import Algorithm, Assignment, Expected, Job, Needs, Reply, Target
+from fleetbed.emulator.method.algorithm import Algorithm, Assignment, Client, Expected, Job, Needs, Reply, Target
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.local_training import keep_model, on_both_test_sets, own_targets, own_tensors, train
 from fleetbed.emulator.method.optimizers import Stepper
@@ -67,6 +68,10 @@ class Prototypes(Algorithm):
 
     def check(self) -> None:
         check_widths(self.context, self.name)
+
+    def reassign(self, clients: Sequence[Client]) -> None:
+        super().reassign(clients)
+        self.check()  # a client may have stepped down to features of another width
 
     def send(self, state: Bundle, assignment: Assignment) -> Bundle:
         classes, vectors = self.prototypes(state)

@@ -1,4 +1,4 @@
-"""Finds the arrays of a data set by its name: the shipped one, those of torchvision, or a user's .npz."""
+"""Finds the arrays of a data set by its name: the shipped one, those that are downloaded, or a user's .npz."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from fleetbed.emulator.data import torchvision_sets
+from fleetbed.emulator.data import archives, torchvision_sets
 from fleetbed.emulator.data.npz import check_npz, read_npz
 from fleetbed.emulator.data.raw import Raw
 from fleetbed.profiles.errors import BadInput, nearest
@@ -21,6 +21,8 @@ from fleetbed.profiles.folders import data_folder
 SHIPPED = "fashion-mini"
 SHIPPED_TITLE = "a part of Fashion-MNIST, 10 classes of clothes of equal size"
 SHIPPED_FILE = Path(__file__).with_name("fashion-mini.npz")
+#: the sets that are not shipped, by name
+DOWNLOADED: dict[str, torchvision_sets.Known | archives.Archive] = {**torchvision_sets.KNOWN, **archives.KNOWN}
 _PIECE_BYTES = 1 << 20
 _SETTLED_NS = 2_000_000_000
 
@@ -35,27 +37,26 @@ class Source:
 
 
 def find_source(data: Data) -> Source:
-    """Return the source that `data.name` refers to; download a set of torchvision if `data.download` is true."""
+    """Return the source that `data.name` refers to; download one that is not here if `data.download` is true."""
     if data.name.endswith(".npz") or "/" in data.name:
         path = user_path(data.name, "data.name")
         check_npz(path)  # first, so that a file that is something else is not hashed, however large it is
         return Source(str(path), digest(path, "an .npz file"), lambda: read_npz(path))
     if data.name == SHIPPED:
         return Source(SHIPPED, digest(SHIPPED_FILE), lambda: read_npz(SHIPPED_FILE))
-    if data.name in torchvision_sets.KNOWN:
-        return _torchvision(data)
-    known = (SHIPPED, *torchvision_sets.KNOWN)
-    raise nearest(data.name, known, "data set", "data.name (a known set or the path of an .npz file)")
+    if data.name in DOWNLOADED:
+        return _downloaded(data)
+    raise nearest(data.name, (SHIPPED, *DOWNLOADED), "data set", "data.name (a known set or the path of an .npz file)")
 
 
 def root_of(data: Data) -> Path:
-    """Return the folder that torchvision's sets are in, or are downloaded to."""
+    """Return the folder that the named sets are in, or are downloaded to."""
     return user_path(data.root, "data.root") if data.root else data_folder() / "torchvision"
 
 
-def _torchvision(data: Data) -> Source:
+def _downloaded(data: Data) -> Source:
     name, root = data.name, root_of(data)
-    known = torchvision_sets.KNOWN[name]
+    known, kind = DOWNLOADED[name], archives if name in archives.KNOWN else torchvision_sets
     missing = known.missing(root)
     if missing and not data.download:
         raise BadInput(
@@ -63,9 +64,9 @@ def _torchvision(data: Data) -> Source:
             f"set data.download=true to download it, or data.root to the folder that contains it."
         )
     if missing:
-        torchvision_sets.download(name, root)
+        kind.download(name, root)
     identity = "\n".join(digest(root / file) for file in known.files)
-    return Source(name, identity, lambda: torchvision_sets.load(name, root))
+    return Source(name, identity, lambda: kind.load(name, root))
 
 
 def digest(path: Path, wanted: str = "a data file") -> str:

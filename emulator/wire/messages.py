@@ -38,7 +38,7 @@ class Slot(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A part of the shared memory: it holds the frames after an order's manifest, and may hold those of the answer."""
 
     offset: Size
-    room: Size  # bytes for the answer
+    capacity: Size  # how many bytes the answer may have
     sizes: list[Size]  # of the order's frames, one after the other
 
 
@@ -89,7 +89,7 @@ class Measure(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields
     part: Part
     samples: int
     optimise: bool
-    once: bool = False  # only to see whether it can be done
+    once: bool = False  # only to see whether a step as the model is usually trained can be done; whatever the part
 
 
 ToWorker = Train | Evaluate | Measure
