@@ -25,10 +25,11 @@ from fleetbed.emulator.engine.layout import Layout, lay_out
 from fleetbed.emulator.engine.observer import Observer
 from fleetbed.emulator.engine.prepared import Prepared
 from fleetbed.emulator.engine.progress import Progress
+from fleetbed.emulator.engine.snapshots import SnapshotWriter
 from fleetbed.emulator.limits.gpu import card_names
 from fleetbed.emulator.machine import host, ulimits
 from fleetbed.emulator.machine.calibration import host_fingerprint
-from fleetbed.emulator.machine.capacity import check_room
+from fleetbed.emulator.machine.capacity import check_processes_fit
 from fleetbed.emulator.method.bundle import Bundle, Value
 from fleetbed.emulator.method.local_training import recalibrate
 from fleetbed.emulator.method.targets import all_inputs, target_tensors
@@ -68,7 +69,7 @@ HINTS = {
 def start(config: RunConfig, folder: Path, *, search: Sequence[Path], command: str, observer: Observer) -> None:
     """Carry out a new run in a new folder. A run that is refused leaves no folder behind."""
     layout = lay_out(config, search)
-    check_room(len(layout.specs), config.experiment.processes)
+    check_processes_fit(len(layout.specs), config.experiment.processes)
     try:
         folder.mkdir(parents=True)
     except FileExistsError as error:
@@ -96,7 +97,7 @@ def resume(config: RunConfig, folder: Path, *, search: Sequence[Path], observer:
     """Continue an interrupted or killed run, or one that gets more rounds, from its last intact checkpoint."""
     with _io_errors(folder), _records(folder) as records:
         layout, loaded = look_up(config, folder, records, search)
-        check_room(len(layout.specs), config.experiment.processes)
+        check_processes_fit(len(layout.specs), config.experiment.processes)
         partition = layout.split.to_json()  # it matches the digest in the records; the file may have been changed
         write_atomically(folder / "partition.json", lambda part: part.write_bytes(partition))
         before = records.meta("config")["experiment"]["rounds"]
@@ -127,7 +128,7 @@ class _Run:
         self._config = layout.config
         self._folder = folder
         self._records = records
-        self._observer = observer
+        self._observer = SnapshotWriter(observer, folder)
         self._checkpoints = Checkpoints(folder)
         self._seal = Seal(records)
 

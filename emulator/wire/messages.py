@@ -37,7 +37,7 @@ class Slot(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A part of the shared memory: it holds the frames after an order's manifest, and may hold those of the answer."""
 
     offset: Size
-    room: Size  # bytes for the answer
+    capacity: Size  # how many bytes the answer may have
     sizes: list[Size]  # of the order's frames, one after the other
 
 
