@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 #: sources of time that other load on the host does not affect
 UNDISTURBED = ("modelled", "replay")
+
+
+Beside = Callable[[Path], contextlib.AbstractContextManager[object]]
 
 
 class StudyInterrupted(KeyboardInterrupt):
@@ -116,10 +119,12 @@ def start_runs(
     command: str,
     jobs: int = 1,
     show: bool = True,
+    beside: Beside = contextlib.nullcontext,
 ) -> tuple[Path, list[Path]]:
     """Carry out a new study; return its folder and the folders of its runs.
 
-    Without `out` the folder is a new one below runs/, named after the experiment. Raises StudyInterrupted.
+    `beside` is entered with the folder while the runs go on. Without `out` the folder is a new one below runs/, named
+    after the experiment. Raises StudyInterrupted.
     """
     if out is not None:
         check_new(out, "--out")
@@ -129,13 +134,19 @@ def start_runs(
         from fleetbed.emulator.run.study import new_study
 
         folder = out or Path("runs") / f"{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-        carrier = _carrier(asked)
-        with new_study(asked, folder, search=search, command=command, or_next=out is None, carrier=carrier) as taken:
+        making = new_study(asked, folder, search=search, command=command, or_next=out is None, carrier=_carrier(asked))
+        with making as taken, beside(taken):
             return taken, _carry_out(taken, None, jobs, _observer(show))
 
 
 def resume_runs(
-    folder: Path, *, sets: Sequence[str] = (), only: str | None = None, jobs: int = 1, show: bool = True
+    folder: Path,
+    *,
+    sets: Sequence[str] = (),
+    only: str | None = None,
+    jobs: int = 1,
+    show: bool = True,
+    beside: Beside = contextlib.nullcontext,
 ) -> tuple[Path, list[Path]]:
     """Continue the study or run in this folder; return it and the folders of the runs. Raises StudyInterrupted."""
     if only is not None and jobs > 1:
@@ -152,7 +163,8 @@ def resume_runs(
             )
         if sets:
             add_rounds(study, sets)
-        return folder, _carry_out(study, only or own, jobs, _observer(show))
+        with beside(folder):
+            return folder, _carry_out(study, only or own, jobs, _observer(show))
 
 
 def check_jobs(jobs: int, experiment: Experiment) -> None:

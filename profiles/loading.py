@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from fleetbed.profiles.errors import BadInput, nearest
 from fleetbed.profiles.experiment import (
@@ -242,10 +243,13 @@ def _check_experiment(experiment: Experiment, at: str) -> Iterator[BadInput]:
 def _check_sweep(experiment: Experiment, at: str) -> Iterator[BadInput]:
     """Check each value by itself, then what the combinations contradict, then the runs that they make."""
     mistakes: dict[str, BadInput] = {}
+    wrong: list[str] = []
     for key, values in experiment.sweep.items():
+        known = len(mistakes)
         where = f"{at}sweep.{shorten(key).strip(QUOTE)}"
         if key in NOT_SWEPT:
             mistakes[key] = BadInput(f"{where} cannot be swept: {NOT_SWEPT[key]}.")
+            wrong.append(key)
             continue
         for mistake in _check_differ([point_text({key: value}) for value in values], where, "remove one of them"):
             mistakes[str(mistake)] = mistake
@@ -256,8 +260,11 @@ def _check_sweep(experiment: Experiment, at: str) -> Iterator[BadInput]:
             except BadInput as error:
                 text = str(error) if str(error).startswith(told) else f"{at}{error}"
                 mistakes[text] = BadInput(text)
-    if not mistakes and count_runs(experiment) <= MAX_RUNS:
-        for one in settings_of(experiment):
+        if len(mistakes) > known:
+            wrong.append(key)
+    rest = replace(experiment, sweep={key: values for key, values in experiment.sweep.items() if key not in wrong})
+    if count_runs(rest) <= MAX_RUNS:
+        for one in settings_of(rest):
             mistakes |= {str(mistake): mistake for mistake in _check_experiment(one, at)}
     yield from mistakes.values() if mistakes else _check_runs(experiment, at)
 

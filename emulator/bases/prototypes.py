@@ -91,7 +91,7 @@ class Prototypes(Algorithm):
 
     def client(self, job: Job) -> Reply:
         model, classes = job.model(own_tensors(job)), self.context.spec.classes
-        own = ClassMeans.empty(classes, feature_width(self.context, job.client.variant))
+        own = ClassMeans.empty(classes)
         wanted = None
         if self.params.lambda_ and job.message.tensors:
             wanted = by_class(torch.tensor(job.message.values[CLASSES]), job.message.tensors[PROTOTYPES], classes)

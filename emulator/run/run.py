@@ -25,6 +25,7 @@ from fleetbed.emulator.engine.layout import Layout, lay_out
 from fleetbed.emulator.engine.observer import Observer
 from fleetbed.emulator.engine.prepared import Prepared
 from fleetbed.emulator.engine.progress import Progress
+from fleetbed.emulator.engine.snapshots import SnapshotWriter
 from fleetbed.emulator.limits.gpu import card_names
 from fleetbed.emulator.machine import host, ulimits
 from fleetbed.emulator.machine.calibration import host_fingerprint
@@ -137,7 +138,7 @@ class _Run:
         self._config = layout.config
         self._folder = folder
         self._records = records
-        self._observer = observer
+        self._observer = SnapshotWriter(observer, folder)
         self._checkpoints = Checkpoints(folder)
         self._seal = Seal(records)
 

@@ -169,7 +169,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else() -> None:
     files = metadata.files("fleetbed") or []
     outside = {file.parts[0] for file in files if not file.parts[0].startswith(("fleetbed", ".."))}
     assert outside == set()
-    in_package = {file.parts[1] for file in files if file.parts[0] == "fleetbed"}
+    in_package = {file.parts[1] for file in files if file.parts[0] == "fleetbed"} - {"__pycache__"}
     assert in_package == {*ORDER, *(path.name for path in (ROOT / "api").iterdir() if path.is_file())} - {"api"}
     assert any(file.name == "LICENSE" for file in files)
 
