@@ -26,7 +26,15 @@ except ModuleNotFoundError:  # Python 3.10, where pytest brings the same reader 
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
-ORDER = ("profiles", "models", "emulator", "analysis", "api", "cli")  # each may import itself and those before it
+ORDER = (
+    "profiles",
+    "models",
+    "emulator",
+    "flower",
+    "analysis",
+    "api",
+    "cli",
+)  # each may import itself and those before it
 #: the same inside the packages that have sub-packages; modules beside these stand above them all
 SUB_PACKAGES = {
     "models": ("families", "cost"),
