@@ -70,6 +70,8 @@ def run(
             search = search_folders(profiles, experiment)
             asked = load_experiment(experiment, search, sets or ())
             if dry_run:
+                if asked.flower is not None:
+                    raise BadInput("--dry-run cannot predict a Flower app: nobody knows how long its code will take.")
                 _check_start(asked, out, jobs)
                 _forecast(asked, search, as_json)
                 return
