@@ -23,6 +23,7 @@ from fleetbed.analysis.tables.compare import (
     paired_text,
     series_title,
     to_target_text,
+    unit_of,
 )
 from fleetbed.analysis.tables.curves import AXES
 from fleetbed.analysis.tables.intervals import LEAST_PAIRS
@@ -32,6 +33,7 @@ from fleetbed.analysis.tables.series import runs_of
 from fleetbed.analysis.tables.task_metrics import metric_table
 from fleetbed.analysis.tables.units import data_bytes, percent, seconds, target_text
 from fleetbed.analysis.tables.writing import Table
+from fleetbed.emulator.records.metric import ACCURACY
 from fleetbed.profiles.files import title_of
 
 SCRIPTS = ("draw.js", "timeline.js", "clients.js", "page.js")
@@ -46,6 +48,8 @@ def page(comparison: Comparison) -> str:
         lead=escape(_lead(runs, comparison)),
         banners="".join(f'<p class="banner">{escape(text)}</p>' for text in cautions(comparison.series)),
         tiles="".join(_tile(*tile) for tile in _tiles(runs, comparison)),
+        metric=escape(runs[0].metric.title.capitalize()),
+        axis=escape(f"Test {runs[0].metric.label}"),
         accuracy_note=escape(_accuracy_note(comparison)),
         result_tables="".join(f"<h3>{escape(head)}</h3>{table.html()}" for head, table in results(comparison)),
         conditions=conditions(runs),
@@ -66,9 +70,9 @@ def results(comparison: Comparison) -> list[tuple[str, Table]]:
     found = []
     for group in comparison.groups:
         of = f". {series_title(group)}" if len(comparison.groups) > 1 else ""
-        found.append((f"Accuracy{of}", _accuracy_table(group)))
+        found.append((f"{group.metric.title.capitalize()}{of}", _accuracy_table(group)))
         found += [
-            (f"Cost to {target_text(target)}, and speed-up over {group.base.series.label}{of}", table)
+            (f"Cost to {target_text(target, group.metric)}, and speed-up over {group.base.series.label}{of}", table)
             for target, table in ((target, _target_table(group, target)) for target in group.targets)
         ]
     reported = metric_table(comparison.series)
@@ -76,15 +80,15 @@ def results(comparison: Comparison) -> list[tuple[str, Table]]:
 
 
 def _accuracy_table(group: SeriesGroup) -> Table:
-    base = group.base.series.label
+    base, unit = group.base.series.label, " (points)" if group.metric is ACCURACY else ""
     return Table(
-        ("Method", "Seeds", "Final", "Best", f"Final, difference to {base} (points)", "Peak memory", "Dropped work"),
+        ("Method", "Seeds", "Final", "Best", f"Final, difference to {base}{unit}", "Peak memory", "Dropped work"),
         tuple(
             (
                 summary.series.label,
                 str(len(summary.series.runs)),
-                mean_and_deviation(summary.final),
-                mean_and_deviation(summary.best),
+                mean_and_deviation(summary.final, group.metric),
+                mean_and_deviation(summary.best, group.metric),
                 paired_text(summary),
                 data_bytes(summary.peak_bytes),
                 percent(summary.dropped),
@@ -141,8 +145,10 @@ def _group_tiles(group: SeriesGroup, several: bool) -> list[tuple[str, str, str]
     # the mean is NaN for a method that diverged with any seed, which then cannot be the best
     ranked = [one for one in group.summaries if one.final and not isnan(mean(one.final.values()))]
     if ranked:
-        best = max(ranked, key=lambda summary: mean(summary.final.values()))
-        tiles.append((f"Best final accuracy{of}", mean_and_deviation(best.final), best.series.label))
+        choose = max if group.metric.higher_is_better else min
+        best = choose(ranked, key=lambda summary: mean(summary.final.values()))
+        figure = mean_and_deviation(best.final, group.metric)
+        tiles.append((f"Best final {group.metric.title}{of}", figure, best.series.label))
     for target in group.targets[:1]:
         there = [summary for summary in group.summaries if summary.to_target[target, "time"].always]
         if there:
@@ -150,7 +156,7 @@ def _group_tiles(group: SeriesGroup, several: bool) -> list[tuple[str, str, str]
             gain = first.speed_up(group.base, target, "time")
             over = f", {factor(gain)} as fast as {group.base.series.label}" if gain and first is not group.base else ""
             time = to_target_text(first.to_target[target, "time"])
-            tiles.append((f"Fastest to {target_text(target)}{of}", time, first.series.label + over))
+            tiles.append((f"Fastest to {target_text(target, group.metric)}{of}", time, first.series.label + over))
     return tiles
 
 
@@ -159,9 +165,9 @@ def _tile(head: str, figure: str, of: str) -> str:
 
 
 def _accuracy_note(comparison: Comparison) -> str:
-    several = any(len(one.runs) > 1 for one in comparison.series)
+    several, metric = any(len(one.runs) > 1 for one in comparison.series), comparison.series[0].metric
     spread_note = (
-        " Lines are means over seeds, bands one standard deviation. Differences are in percentage points, paired by "
+        f" Lines are means over seeds, bands one standard deviation. Differences are in {unit_of(metric)}, paired by "
         f"seed: mean and 95 % t interval with {LEAST_PAIRS} or more pairs, the difference of each pair with fewer."
     )
     return (

@@ -43,7 +43,9 @@ def payload(comparison: Comparison) -> dict[str, Any]:
     with_timeline = _with_timeline(series)
     found = {task.outcome for _, run in runs for task in run.tasks}
     outcomes = [*OUTCOMES, *sorted(found - set(OUTCOMES))]  # a later version may have more of them
+    metric = comparison.series[0].metric
     return {
+        "metric": {"name": metric.name, "title": metric.title.capitalize()},
         "groups": [
             {"shown": group.shown, "title": TITLES[group.shown], "targets": list(group.targets)}
             for group in comparison.groups

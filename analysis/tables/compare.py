@@ -9,15 +9,16 @@ from statistics import mean, stdev
 from typing import Any
 
 from fleetbed.analysis.tables.curves import AXES, Axis, best_accuracy, curve, targets_of, to_target
-from fleetbed.analysis.tables.intervals import LEAST_PAIRS, Interval, difference_text, paired_interval
+from fleetbed.analysis.tables.intervals import LEAST_PAIRS, Interval, difference_text, paired_interval, points, signed
 from fleetbed.analysis.tables.notes import cautions, run_differences
 from fleetbed.analysis.tables.runs import Run
 from fleetbed.analysis.tables.series import Series, base_series, by_shown, runs_of, series_of
 from fleetbed.analysis.tables.stragglers import waste
-from fleetbed.analysis.tables.units import FORMATS, MISSING, data_bytes, percent, target_text
+from fleetbed.analysis.tables.units import FORMATS, MISSING, data_bytes, digits, percent, score_text, target_text
 from fleetbed.analysis.tables.writing import Table
 from fleetbed.emulator.method.series import TITLES as SERIES_TITLES
 from fleetbed.emulator.method.series import TargetSeries
+from fleetbed.emulator.records.metric import ACCURACY, Metric
 from fleetbed.profiles.errors import BadInput
 
 TITLES: dict[Axis, str] = {
@@ -76,6 +77,10 @@ class SeriesGroup:
     summaries: tuple[MethodSummary, ...]
     base: MethodSummary
     targets: tuple[float, ...]
+
+    @property
+    def metric(self) -> Metric:
+        return self.base.series.metric
 
 
 @dataclass(frozen=True)
@@ -168,16 +173,18 @@ def tables(comparison: Comparison) -> list[Table]:
 
 
 def _table(group: SeriesGroup, titled: bool) -> Table:
-    base = group.base
-    columns = ["Method", "Seeds", "Final accuracy", "Best accuracy", f"Difference to {base.series.label}"]
+    base, metric = group.base, group.metric
+    columns = ["Method", "Seeds", f"Final {metric.title}", f"Best {metric.title}", f"Difference to {base.series.label}"]
     for target in group.targets:
-        columns += [f"{TITLES[axis]} to {target_text(target)}" for axis in COSTS]
-        columns.append(f"Speed-up to {target_text(target)}")
+        goal = target_text(target, metric)
+        columns += [f"{TITLES[axis]} to {goal}" for axis in COSTS]
+        columns.append(f"Speed-up to {goal}")
     columns += ["Peak memory", "Dropped work"]
     rows = []
     for summary in group.summaries:
         cells = [summary.series.label, str(len(summary.series.runs))]
-        cells += [mean_and_deviation(summary.final), mean_and_deviation(summary.best), paired_text(summary)]
+        cells += [mean_and_deviation(found, metric) for found in (summary.final, summary.best)]
+        cells.append(paired_text(summary))
         for target in group.targets:
             cells += [to_target_text(summary.to_target[target, axis]) for axis in COSTS]
             cells.append(factor(summary.speed_up(base, target, "time")))
@@ -206,6 +213,7 @@ def _record(summary: MethodSummary, group: SeriesGroup, comparison: Comparison, 
         "method": summary.series.label,
         "policy": summary.series.policy,
         "series": group.shown,
+        "metric": group.metric.name,
         "seeds": len(summary.series.runs),
         "diverged": sum(map(isnan, summary.final.values())),
         "final_mean": _mean(summary.final),
@@ -243,18 +251,25 @@ def _deviation(by_seed: Mapping[int, float]) -> float | None:
     return stdev(known) if len(known := _known(by_seed)) > 1 else None
 
 
-def mean_and_deviation(by_seed: Mapping[int, float]) -> str:
+def mean_and_deviation(by_seed: Mapping[int, float], metric: Metric = ACCURACY) -> str:
     """Format mean and standard deviation over seeds; seeds that diverged are excluded, but their number is shown."""
     values = _known(by_seed)
     lost = len(by_seed) - len(values)
     if not values:
         return "diverged" if lost else MISSING
-    text = percent(values[0]) if len(values) == 1 else f"{100 * mean(values):.1f} ± {100 * stdev(values):.1f} %"
+    if len(values) == 1:
+        text = score_text(values[0], metric)
+    elif metric is ACCURACY:
+        text = f"{100 * mean(values):.1f} ± {100 * stdev(values):.1f} %"
+    else:
+        text = f"{digits(mean(values))} ± {digits(stdev(values))}"
     return f"{text} ({lost} of {len(by_seed)} seeds diverged)" if lost else text
 
 
 def paired_text(summary: MethodSummary) -> str:
-    return MISSING if summary.difference is None else difference_text(summary.difference)
+    if summary.difference is None:
+        return MISSING
+    return difference_text(summary.difference, points if summary.series.metric is ACCURACY else signed)
 
 
 def to_target_text(to: ToTarget) -> str:
@@ -272,20 +287,28 @@ def factor(value: float | None) -> str:
     return MISSING if value is None else f"{value:.2f}×"
 
 
+def plural(metric: Metric) -> str:
+    return "Accuracies" if metric is ACCURACY else "Mean absolute errors"
+
+
+def unit_of(metric: Metric) -> str:
+    return "percentage points" if metric is ACCURACY else "the unit of the labels"
+
+
 def _notes(groups: Sequence[SeriesGroup]) -> list[str]:
     series = [summary.series for group in groups for summary in group.summaries]
     runs = runs_of(series)
-    notes = cautions(series)
+    notes, metric = cautions(series), series[0].metric
     if any(len(one.runs) > 1 for one in series):
-        notes.append("Accuracies are mean ± standard deviation over seeds.")
+        notes.append(f"{plural(metric)} are mean ± standard deviation over seeds.")
     if any(summary.difference for group in groups for summary in group.summaries):
         notes.append(
-            "Differences of the final accuracy are in percentage points and paired by seed: the mean and its 95 % "
-            f"t interval with {LEAST_PAIRS} or more pairs, the difference of each pair with fewer."
+            f"Differences of the final {metric.title} are in {unit_of(metric)} and paired by seed: the mean and its "
+            f"95 % t interval with {LEAST_PAIRS} or more pairs, the difference of each pair with fewer."
         )
     if any(task.joules is None for run in runs for task in run.tasks):
         notes.append("Energy covers only the devices whose profile states their power.")
-    if not any(group.targets for group in groups):
+    if not any(group.targets for group in groups) and metric is ACCURACY:
         notes.append(
             "There is no target: none was given, and the base reached no multiple of 5 % above an untrained model."
         )

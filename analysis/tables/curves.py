@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fleetbed.analysis.tables.runs import Run
 from fleetbed.analysis.tables.series import Series
 from fleetbed.emulator.method.series import TargetSeries
+from fleetbed.emulator.records.metric import ACCURACY, Metric
 from fleetbed.emulator.records.tables import EvaluationRow
 
 Axis = Literal["time", "rounds", "bytes", "joules", "flops"]
@@ -24,14 +25,16 @@ Floats = NDArray[np.float64]
 class Curve:
     """Accuracy as a step function of x, because a model does not change until the next evaluation.
 
-    An accuracy is NaN, a gap in the curve, if all models had diverged.
+    Where labels are numbers it is the mean absolute error. It is NaN, a gap in the curve, if all models had diverged.
     """
 
     x: Floats
     accuracy: Floats
+    metric: Metric = ACCURACY
 
     def first_reaching(self, target: float) -> float | None:
-        reached = np.flatnonzero(self.accuracy >= target)
+        above = self.metric.higher_is_better
+        reached = np.flatnonzero(self.accuracy >= target if above else self.accuracy <= target)
         return float(self.x[reached[0]]) if len(reached) else None
 
 
@@ -58,7 +61,7 @@ def mean_accuracy(evaluations: Sequence[EvaluationRow]) -> float:
     """
     if all(evaluation.diverged for evaluation in evaluations):
         return float("nan")
-    values = [evaluation.accuracy for evaluation in evaluations]
+    values = [evaluation.score for evaluation in evaluations]
     return float(np.average(values, weights=[evaluation.samples for evaluation in evaluations]))
 
 
@@ -74,15 +77,15 @@ def curve(run: Run, axis: Axis, shown: TargetSeries) -> Curve | None:
     accuracy = np.array([mean_accuracy(group) for group in groups])
     times = np.array([group[0].device_s for group in groups])
     if axis == "time":
-        return Curve(times, accuracy)
+        return Curve(times, accuracy, run.metric)
     if axis == "rounds":
-        return Curve(np.array([float(group[0].round) for group in groups]), accuracy)
+        return Curve(np.array([float(group[0].round) for group in groups]), accuracy, run.metric)
     spent = _spending(run, axis)
     if spent is None:
         return None
     moments, amounts = spent
     total = np.concatenate([[0.0], np.cumsum(amounts)])
-    return Curve(total[np.searchsorted(moments, times, side="right")], accuracy)
+    return Curve(total[np.searchsorted(moments, times, side="right")], accuracy, run.metric)
 
 
 def _spending(run: Run, axis: Axis) -> tuple[Floats, Floats] | None:
@@ -134,15 +137,17 @@ def band(series: Series, axis: Axis, points: int = 200) -> Band | None:
 
 
 def to_target(run: Run, axis: Axis, target: float, shown: TargetSeries) -> float | None:
-    """Return the cost until an evaluation was first at or above the target; None if it never was."""
+    """Return the cost until an evaluation was first as good as the target or better; None if it never was."""
     one = curve(run, axis, shown)
     return None if one is None else one.first_reaching(target)
 
 
 def best_accuracy(one: Curve) -> float:
-    """Return the highest accuracy; NaN if there is none."""
+    """Return the highest accuracy, or the lowest error; NaN if there is none."""
     known = one.accuracy[~np.isnan(one.accuracy)]
-    return float(known.max()) if len(known) else float("nan")
+    if not len(known):
+        return float("nan")
+    return float(known.max() if one.metric.higher_is_better else known.min())
 
 
 def targets_of(runs: Sequence[Run], base: Series, asked: Sequence[float]) -> tuple[float, ...]:
@@ -152,6 +157,8 @@ def targets_of(runs: Sequence[Run], base: Series, asked: Sequence[float]) -> tup
     named = {target for run in runs for target in run.config.experiment.evaluation.targets}
     if named:
         return tuple(sorted(named))
+    if base.metric is not ACCURACY:  # an error has no scale of its own to take a step from
+        return ()
     curves = {run: one for run in [*base.runs, *runs] if (one := curve(run, "rounds", base.shown)) is not None}
     best = [best_accuracy(curves[run]) for run in base.runs if run in curves]
     untrained = [one.accuracy[0] for one in curves.values() if one.x[0] == 0]

@@ -68,7 +68,7 @@ class Method(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(cuts=True, initial_on_client=True, reported="personal-own")
+        return Needs(cuts=True, classes=True, initial_on_client=True, reported="personal-own")
 
     def check(self) -> None:
         widths = {v: self.width(v) for v in self.context.variants}

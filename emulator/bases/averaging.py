@@ -39,7 +39,7 @@ from fleetbed.emulator.method.bundle import Bundle, Value, prefixed
 from fleetbed.emulator.method.local_training import (
     MODEL,
     Step,
-    cross_entropy_step,
+    loss_step,
     own_targets,
     own_tensors,
     train,
@@ -185,7 +185,7 @@ class Averaging(Algorithm):
 
     def local_step(self, job: Job, model: Net, start: Tensors) -> Step:
         """What a client does with a mini-batch; `start` is what the model was before the first one."""
-        return cross_entropy_step(model)
+        return loss_step(model)
 
     def extras(self, job: Job, model: Net, start: Tensors) -> Bundle:
         """What a client sends besides its weights. A slash in a tensor's name tells it from them.

@@ -35,6 +35,7 @@ WAIT_MS = 500
 IMAGE = InputSpec((3, 32, 32), 10)
 IMAGES = {"vit-layer": InputSpec((3, 64, 64), 10)}  # its patches are 16x16
 TEXT = InputSpec((Data().tokens,), 2, Data().vocabulary)
+WINDOW = InputSpec((3, 128), 5)
 HEADER = ("family", "variant", "input", "optimiser", "batch", "predicted MiB", "measured MiB", "error")
 PAGE = """# Memory: prediction against measurement
 
@@ -106,7 +107,8 @@ def standard_cases(families: Sequence[str], batches: Sequence[int], *, every: bo
     """Yield cases for each family at a usual input: its smallest, middle and largest variant, or all variants."""
     for name in families:
         chosen = family(name)
-        spec = TEXT if chosen.reads == "text" else IMAGES.get(name, IMAGE)
+        usual = {"text": TEXT, "values": WINDOW, "images": IMAGES.get(name, IMAGE)}
+        spec = usual[chosen.reads]
         variants = chosen.variants
         if not every:
             variants = tuple(dict.fromkeys((variants[0], variants[len(variants) // 2], variants[-1])))

@@ -89,6 +89,8 @@ class Evaluations:
                 samples=found.samples,
                 accuracy=found.accuracy,
                 loss=finite(found.loss),
+                f1=found.f1,
+                mae=finite(found.mae),
             )
             self._records.write([row])
             self._note(row)

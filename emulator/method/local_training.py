@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fleetbed.emulator.method.algorithm import Context, Job, Target
 from fleetbed.emulator.method.bundle import Bundle, prefixed
 from fleetbed.emulator.method.optimizers import Stepper
-from fleetbed.models.base import Net, Tensors
+from fleetbed.models.base import Net, Tensors, label_loss
 from fleetbed.profiles.experiment import Optimizer
 
 Step = Callable[[Stepper, Tensor, Tensor], Tensor]
@@ -40,10 +39,10 @@ def train(
     return {"loss": sum(losses) / len(losses)} if losses else {}
 
 
-def cross_entropy_step(
+def loss_step(
     model: Net,
     regularise: Callable[[], None] = lambda: None,
-    loss_of: Callable[[Tensor, Tensor], Tensor] = lambda z, y: F.cross_entropy(z, y),
+    loss_of: Callable[[Tensor, Tensor], Tensor] = label_loss,
 ) -> Step:
     """One step of plain local training; `regularise` changes the gradients before the optimiser uses them."""
 

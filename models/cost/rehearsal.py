@@ -16,9 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import functional as F
 
-from fleetbed.models.base import Family, InputSpec, Net, input_dtype
+from fleetbed.models.base import Family, InputSpec, Net, any_labels, input_dtype, label_loss
 from fleetbed.models.cost.counting import FLOAT_BYTES, Ledger
 from fleetbed.models.cost.operations import Operations, OperatorCount, update_work
 from fleetbed.models.work import Part, Pass, Work, through
@@ -66,7 +65,7 @@ def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimize
             net.zero_grad()  # a step begins without the gradients of another phase, or it would count adding to them
             if phase.steps:
                 for each in (Pass("train", phase.trains, phase.batch), *phase.each_step):
-                    _pass(net, each, _input(spec, shapes, each, ledger))
+                    _pass(net, each, _input(spec, shapes, each, ledger), spec)
                 count.total += update_work(_trained(net, phase.trains, Tensor.numel), kept_copies(optimizer))
             steps.append(count.total - start)
         once = Operations()
@@ -75,7 +74,7 @@ def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimize
             samples = each.samples if each.kind == "train" else min(each.samples, work.batch)
             before = count.total
             x = _input(spec, shapes, replace(each, samples=samples), ledger)
-            _pass(net, each, x)
+            _pass(net, each, x, spec)
             once += each.samples / len(x) * (count.total - before)
     return Rehearsal(
         memory={role: size for role, size in ledger.at_peak.items() if size},
@@ -87,12 +86,12 @@ def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimize
     )
 
 
-def _pass(net: Net, each: Pass, x: Tensor) -> None:
+def _pass(net: Net, each: Pass, x: Tensor, spec: InputSpec) -> None:
     """Forward, and backward where it trains."""
     with torch.set_grad_enabled(each.kind == "train"):
         out = through(net, each.part)(x)
         is_logits = each.part in ("all", "classifier")
-        loss = F.cross_entropy(out, torch.empty(len(x), dtype=torch.int64)) if is_logits else out.mean()
+        loss = label_loss(out, any_labels(spec, len(x))) if is_logits else out.mean()
     if loss.requires_grad:  # a part may have no parameters
         loss.backward()
 

@@ -118,8 +118,11 @@ function lineChart(box, axis, payload, group, xLabel, height) {
   const [size, unit] = scale(Math.max(...drawn.map((one) => one.curve.x.at(-1))), axis);
   const edges = (sign) => drawn.flatMap(({curve}) => curve.mean
     .map((mean, i) => mean === null ? null : mean + sign * (curve.sd ? curve.sd[i] : 0)).filter((value) => value !== null));
-  const bottom = Math.max(0, Math.floor(Math.min(1, ...edges(-1)) * 20) / 20);
-  const top = Math.max(bottom + 0.05, Math.min(1, Math.ceil(Math.max(0, ...edges(1), ...group.targets.map((t) => t + 0.02)) * 20) / 20));
+  const isShare = payload.metric.name === "accuracy"; // else an error, from 0, in the unit of the labels
+  const bottom = isShare ? Math.max(0, Math.floor(Math.min(1, ...edges(-1)) * 20) / 20) : 0;
+  const top = isShare
+    ? Math.max(bottom + 0.05, Math.min(1, Math.ceil(Math.max(0, ...edges(1), ...group.targets.map((t) => t + 0.02)) * 20) / 20))
+    : 1.05 * Math.max(...edges(1), ...group.targets) || 1;
   const right = Math.max(...drawn.map((one) => one.curve.x.at(-1))) / size || 1;
 
   return redrawOnResize(box, (width) => {
@@ -127,10 +130,10 @@ function lineChart(box, axis, payload, group, xLabel, height) {
     const x = (value) => pad.left + (value / right) * (width - pad.left - pad.right);
     const y = (value) => height - pad.bottom - ((value - bottom) / (top - bottom)) * (height - pad.top - pad.bottom);
     const root = svg("svg", {viewBox: `0 0 ${width} ${height}`, height, role: "img",
-      "aria-label": `Test accuracy against ${xLabel.toLowerCase()}`});
+      "aria-label": `Test ${payload.metric.title.toLowerCase()} against ${xLabel.toLowerCase()}`});
     for (const value of ticks(bottom, top, (height - 50) / 45)) {
       root.append(svg("path", {class: "grid", d: `M${pad.left} ${y(value)}H${width - pad.right}`}));
-      root.append(svg("text", {x: pad.left - 8, y: y(value) + 4, "text-anchor": "end"}, String(Math.round(value * 1000) / 10)));
+      root.append(svg("text", {x: pad.left - 8, y: y(value) + 4, "text-anchor": "end"}, isShare ? String(Math.round(value * 1000) / 10) : tickText(value)));
     }
     for (const value of ticks(0, right, width / 90)) {
       root.append(svg("path", {class: "axis", d: `M${x(value)} ${height - pad.bottom}v4`}));
@@ -140,7 +143,7 @@ function lineChart(box, axis, payload, group, xLabel, height) {
     root.append(svg("text", {x: (pad.left + width - pad.right) / 2, y: height - 5, "text-anchor": "middle"}, xLabel + (unit ? ` (${unit})` : "")));
     for (const target of group.targets) {
       root.append(svg("path", {class: "target", d: `M${pad.left} ${y(target)}H${width - pad.right}`}));
-      root.append(svg("text", {x: pad.left + 6, y: y(target) - 4}, `target ${Number((100 * target).toFixed(3))}\u00a0%`));
+      root.append(svg("text", {x: pad.left + 6, y: y(target) - 4}, isShare ? `target ${Number((100 * target).toFixed(3))}\u00a0%` : `target ${tickText(target)}`));
     }
     for (const one of drawn) {
       const colour = `var(--c${one.colour})`;
@@ -171,7 +174,7 @@ function lineChart(box, axis, payload, group, xLabel, height) {
       }
     }
     box.replaceChildren(root);
-    reading(box, root, drawn, {x, size, right, axis, pad, width, height});
+    reading(box, root, drawn, {isShare, x, size, right, axis, pad, width, height});
   });
 }
 
@@ -203,8 +206,9 @@ function reading(box, root, drawn, view) {
       const place = one.curve.x.findLastIndex((x) => x <= value);
       const mean = place < 0 ? null : one.curve.mean[place];
       if (mean === null) return element("div", {}, `${one.label} ${place < 0 ? MISSING : "diverged"}`);
-      const spread = one.curve.sd ? ` ± ${(100 * one.curve.sd[place]).toFixed(1)}` : "";
-      return element("div", {}, `${one.label} ${(100 * mean).toFixed(1)}${spread} %`);
+      const show = (value) => view.isShare ? (100 * value).toFixed(1) : digits(value);
+      const spread = one.curve.sd ? ` ± ${show(one.curve.sd[place])}` : "";
+      return element("div", {}, `${one.label} ${show(mean)}${spread}${view.isShare ? " %" : ""}`);
     }));
     tip.hidden = false;
     line.setAttribute("visibility", "visible");

@@ -96,6 +96,9 @@ function accuracy(root, payload) {
 
 function start() {
   const payload = JSON.parse(document.querySelector("#payload").textContent);
+  if (payload.metric.name !== "accuracy") {
+    Object.assign(COLUMNS.at(-1), {title: payload.metric.title, format: (value) => value === null ? MISSING : digits(value)});
+  }
   accuracy(document, payload);
   const timeline = new Timeline(document, payload);
   const clients = new ClientTable(document, payload);
