@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PACKAGES := profiles models emulator analysis cli
+FOLDERS := profiles models emulator analysis api cli
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types clean
@@ -24,11 +24,11 @@ lint: $(INSTALLED) ## style and format
 	$(BIN)/ruff format --check
 
 types: $(INSTALLED) ## static types
-	$(BIN)/mypy $(PACKAGES:%=-p fleetbed.%)
+	$(BIN)/mypy -p fleetbed
 
 clean: ## remove what was installed and built (not your runs, and not the cache in your home)
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(FOLDERS) tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Last of all the stamp, so that an installation that was interrupted is done again.
 $(INSTALLED): pyproject.toml constraints.txt

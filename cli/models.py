@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from msgspec import Struct
@@ -14,13 +14,14 @@ from fleetbed.cli.common import AsJson, ProfileFolders, print_json, print_table,
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Data, Experiment, Optimizer
 from fleetbed.profiles.loading import decode
-from fleetbed.profiles.resolve import check_search, clients_of, load_fleet
+from fleetbed.profiles.resolve import check_search, clients_of, load_experiment, load_fleet
 from fleetbed.profiles.settings import apply_settings
 from fleetbed.profiles.types import ClientSpec
 from fleetbed.profiles.yaml_text import plain, shorten
 
 if TYPE_CHECKING:
     from fleetbed.models.base import Family, InputSpec
+    from fleetbed.models.cost.choose import FitRow
 
 app = typer.Typer(help="Show what model variants cost, and which of them a device can train.", no_args_is_help=True)
 
@@ -47,20 +48,6 @@ class _Variant(Struct, kw_only=True):
     state_bytes: int
     memory_bytes: int
     memory: dict[str, int]
-
-
-class _Fit(Struct, kw_only=True):
-    device: str
-    link: str
-    clients: list[int]
-    variant: str | None
-    memory_bytes: int
-    cap_bytes: int
-    compute_s: float
-    transfer_s: float
-    round_bytes: int
-    reason: str
-    stopped_by: Any = None
 
 
 @app.command("list")
@@ -128,7 +115,11 @@ def list_variants(
 @app.command()
 @without_collector()
 def fit(
-    fleet: Annotated[str, typer.Option("--fleet", help="The name or file of a fleet.")],
+    context: typer.Context,
+    experiment: Annotated[
+        str | None, typer.Argument(help="The name or YAML file of an experiment, in place of the options below.")
+    ] = None,
+    fleet: Annotated[str | None, typer.Option("--fleet", help="The name or file of a fleet.")] = None,
     family: Annotated[str, typer.Option("--family", help="The family to choose from.")] = "resnet-stage",
     batch: Batch = 16,
     optimizer: OptimizerName = "sgd",
@@ -142,13 +133,22 @@ def fit(
     profiles: ProfileFolders = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show which variant each device of a fleet can train, and what stops the next larger one.
+    """Show which variant each device of a fleet or an experiment can train, and what stops the next larger one.
 
-    Memory, time and bytes are predictions for one round in which the weights travel both ways, from the device's
-    rates. A run uses the declarations of its own method and its own data instead.
+    With an experiment, the figures are those of its methods, its data and its budgets. With --fleet, they are
+    predictions for one round in which the weights travel both ways.
     """
+    if (experiment is None) == (fleet is None):
+        raise BadInput("models fit needs either an experiment or --fleet FLEET.")
+    if experiment is not None:
+        for option in ("family", "batch", "optimizer", "samples", "image", "classes"):
+            if str(context.get_parameter_source(option)).endswith("COMMANDLINE"):
+                raise BadInput(f"--{option} belongs to --fleet: the experiment says it; change it with --set.")
+        _fit_experiment(experiment, sets or (), profiles or (), as_json)
+        return
     from fleetbed.models.families import lookup
 
+    assert fleet is not None
     _check_batch(batch)
     _check_range("--samples", samples, 1, 1_000_000_000)
     check_search(profiles or ())
@@ -167,9 +167,30 @@ def fit(
     if as_json:
         print_json(rows)
         return
-    print_table(
+    _print_fit(
         f"{asked.fleet}: {chosen.name} at batch {asked.training.batch} with {asked.training.optimizer.name}, "
         f"{samples} samples, epochs: {asked.training.epochs}; {asked.budgets.memory_margin:.0%} of the cap stays free",
+        rows,
+    )
+
+
+def _fit_experiment(name: str, sets: Sequence[str], profiles: Sequence[Path], as_json: bool) -> None:
+    check_search(profiles)
+    asked = load_experiment(name, profiles, sets)
+    from fleetbed.emulator.run.fit_table import fit_experiment
+
+    rows = fit_experiment(asked, profiles)
+    if as_json:
+        print_json(rows)
+        return
+    for method in dict.fromkeys(row.method for row in rows):
+        title = f"{method} on {asked.fleet}; {asked.budgets.memory_margin:.0%} of the cap stays free"
+        _print_fit(title, [row for row in rows if row.method == method])
+
+
+def _print_fit(title: str, rows: Sequence[FitRow]) -> None:
+    print_table(
+        title,
         ("device", "count", "variant", "memory / cap MiB", "compute s", "transfer s", "MB per round", "next larger"),
         [
             (
@@ -244,9 +265,9 @@ def _alike(clients: Sequence[ClientSpec]) -> list[list[ClientSpec]]:
     return list(groups.values())
 
 
-def _fit(group: list[ClientSpec], family: Family, spec: InputSpec, asked: Experiment, samples: int) -> _Fit:
+def _fit(group: list[ClientSpec], family: Family, spec: InputSpec, asked: Experiment, samples: int) -> FitRow:
     from fleetbed.emulator.method.schedule import batch_of, steps_of
-    from fleetbed.models.cost.choose import choose_variant, transfer_seconds
+    from fleetbed.models.cost.choose import FitRow, choose_variant, transfer_seconds
     from fleetbed.models.cost.operations import compute_seconds
     from fleetbed.models.cost.predict import cost
     from fleetbed.models.work import Work
@@ -266,7 +287,7 @@ def _fit(group: list[ClientSpec], family: Family, spec: InputSpec, asked: Experi
             device, cost(family, variant, spec, work, training.optimizer).operations
         ),
     )
-    return _Fit(
+    return FitRow(
         device=group[0].kind,
         link=group[0].link_name,
         clients=[client.number for client in group],

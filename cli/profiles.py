@@ -30,9 +30,9 @@ from fleetbed.profiles.resolve import (
     looks_like_path,
 )
 from fleetbed.profiles.runtimes import RUNTIMES
-from fleetbed.profiles.schema import schema_text
 from fleetbed.profiles.types import Device, Fleet, Link, Profile, Provenance
 from fleetbed.profiles.yaml_text import plain, read_mapping
+from fleetbed.schema import schema_text
 
 app = typer.Typer(help="List, show and check devices, links, fleets and experiments.", no_args_is_help=True)
 

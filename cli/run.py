@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
 import shlex
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from datetime import datetime
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -21,15 +17,8 @@ from fleetbed.cli.streams import never_failing
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Experiment, runs
 from fleetbed.profiles.files import check_new
-from fleetbed.profiles.fleet import sizes
-from fleetbed.profiles.resolve import check_search, load_experiment, load_fleet
-
-if TYPE_CHECKING:
-    from fleetbed.emulator.engine.observer import Observer
-
-INTERRUPTED = 130  # the exit code
-#: sources of time that other load on the host does not affect
-UNDISTURBED = ("modelled", "replay")
+from fleetbed.profiles.resolve import check_search, load_experiment
+from fleetbed.running import StudyInterrupted, check_jobs, resume_runs, start_runs
 
 
 def run(
@@ -64,27 +53,26 @@ def run(
         )
     stop_cleanly()
     sys.stdout = never_failing(sys.stdout)  # results are in the run's folder, so a lost line must not end the run
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have ignored it, which hides how children end
-    if resume is not None:
-        _check_resume(out=out, profiles=profiles, dry_run=dry_run, sets=sets, only=only, jobs=jobs)
-        folder, folders = _resume(resume, sets or (), only, jobs)
-    else:
-        assert experiment is not None
-        if only is not None:
-            raise BadInput("--only RUN needs --resume DIR; to run part of an experiment, use --set.")
-        search = tuple(profiles or ())
-        check_search(search)
-        if out is not None:
-            check_new(out, "--out")
-        asked = load_experiment(experiment, search, sets or ())
-        _check_jobs(jobs, asked)
-        if dry_run:
-            if out is not None and os.path.lexists(out):
-                raise BadInput(f"--out {out}: the folder already exists; choose another one.")
-            _forecast(asked, search, as_json)
-            return
-        default = Path("runs") / f"{Path(experiment).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-        folder, folders = _start(asked, out or default, search, jobs, or_next=out is None)
+    try:
+        if resume is not None:
+            _check_resume(out=out, profiles=profiles, dry_run=dry_run)
+            folder, folders = resume_runs(resume, sets=sets or (), only=only, jobs=jobs)
+        else:
+            assert experiment is not None
+            if only is not None:
+                raise BadInput("--only RUN needs --resume DIR; to run part of an experiment, use --set.")
+            search = tuple(profiles or ())
+            check_search(search)
+            asked = load_experiment(experiment, search, sets or ())
+            if dry_run:
+                _check_start(asked, out, jobs)
+                _forecast(asked, search, as_json)
+                return
+            command = shlex.join(["fleetbed", *sys.argv[1:]])
+            folder, folders = start_runs(asked, experiment, out, search=search, command=command, jobs=jobs)
+    except StudyInterrupted as stop:
+        complain(f"interrupted; continue with: fleetbed run --resume {stop.folder}")
+        raise
     if as_json:
         from fleetbed.emulator.records.results import read_result
 
@@ -94,15 +82,7 @@ def run(
         print(folder)
 
 
-def _check_resume(
-    *,
-    out: Path | None,
-    profiles: list[Path] | None,
-    dry_run: bool,
-    sets: list[str] | None,
-    only: str | None,
-    jobs: int,
-) -> None:
+def _check_resume(*, out: Path | None, profiles: list[Path] | None, dry_run: bool) -> None:
     """Refuse, rather than ignore, the options that have no effect on an existing study."""
     if out is not None:
         raise BadInput("--out cannot be used with --resume: a study continues in its own folder.")
@@ -112,130 +92,22 @@ def _check_resume(
         raise BadInput(
             "--dry-run cannot be used with --resume: use fleetbed run EXPERIMENT --dry-run for the experiment instead."
         )
-    if only is not None and jobs > 1:
-        raise BadInput("--only RUN cannot be used with --jobs: it is a single run.")
-    if only is not None and sets:
-        raise BadInput("--set cannot be used with --only: all runs of a study have the same number of rounds.")
 
 
-def _start(
-    asked: Experiment, folder: Path, search: Sequence[Path], jobs: int, *, or_next: bool
-) -> tuple[Path, list[Path]]:
-    """Carry out a new study; return its folder and the folders of its runs."""
-    with _host_reserved(asked, search, jobs):
-        observer = _imports()
-        from fleetbed.emulator.run.study import new_study
-
-        command = shlex.join(["fleetbed", *sys.argv[1:]])
-        with new_study(asked, folder, search=search, command=command, or_next=or_next) as taken:
-            return taken, _carry_out(taken, None, jobs, observer)
-
-
-def _resume(folder: Path, sets: Sequence[str], only: str | None, jobs: int) -> tuple[Path, list[Path]]:
-    with _host_reserved(None, (), jobs):
-        observer = _imports()
-        from fleetbed.emulator.run.study import add_rounds, locate_study
-
-        study, own = locate_study(folder)
-        if own is not None and (sets or jobs > 1 or only not in (None, own)):
-            raise BadInput(
-                f"{folder} is a single run: use --set, --jobs and --only with the folder of its study, {study}."
-            )
-        if sets:
-            add_rounds(study, sets)
-        return folder, _carry_out(study, only or own, jobs, observer)
-
-
-def _check_jobs(jobs: int, experiment: Experiment) -> None:
-    source = experiment.timing.source
-    if jobs > 1 and source not in UNDISTURBED:
-        raise BadInput(
-            f"--jobs {jobs}: a run with timing.source {source} needs the host to itself; "
-            f"remove --jobs, or set timing.source to {' or '.join(UNDISTURBED)}."
-        )
-
-
-@contextlib.contextmanager
-def _host_reserved(asked: Experiment | None, search: Sequence[Path], jobs: int) -> Iterator[None]:
-    """Block measurements of this host meanwhile, unless other processes do the work and block them.
-
-    Also start the zygote before this process imports torch, so that both import it at the same time; but only if the
-    run will need one.
-    """
-    from fleetbed.emulator.machine import measuring_lock
-    from fleetbed.emulator.machine.capacity import can_start_zygote, check_room
-    from fleetbed.emulator.processes.early_start import started_ahead
-
-    needs_zygote = jobs == 1
-    if asked is not None:
-        check_room(sum(sizes(load_fleet(asked.fleet, search, "fleet"))), asked.processes)
-        needs_zygote &= asked.processes != "inline"
-    else:  # the study to resume has not been read yet, so whether it needs one is not known; errors come later
-        needs_zygote &= can_start_zygote()
-    with contextlib.ExitStack() as stack:
-        if jobs == 1:
-            stack.enter_context(measuring_lock.in_use())
-        if needs_zygote:
-            stack.enter_context(started_ahead())
-        yield
-
-
-@contextlib.contextmanager
-def _exit_on_interrupt() -> Iterator[None]:
-    """Make an interrupt end the process at once, because torch aborts if one is raised during its import.
-
-    Nothing has been written yet, and a zygote that was started early ends by itself.
-    """
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, lambda *_: os._exit(INTERRUPTED))
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _imports() -> Observer:
-    """Import everything a run needs, as quickly as possible; return the observer that shows its progress."""
-    gc.disable()  # imports leave no garbage, and searching for it takes a fifth of their time
-    with _exit_on_interrupt():
-        from rich.console import Console
-
-        from fleetbed.cli.live import observer_for
-        from fleetbed.emulator.run import study  # noqa: F401 (brings in all of the emulator)
-
-    gc.freeze()
-    gc.enable()
-    return observer_for(Console(stderr=True))
-
-
-def _carry_out(folder: Path, only: str | None, jobs: int, observer: Observer) -> list[Path]:
-    """Carry out the unfinished runs of a study; return the folders of all its runs."""
-    from fleetbed.cli.side_by_side import run_side_by_side
-    from fleetbed.emulator.run.study import conclude, open_study, resume_study
-
-    try:
-        if jobs == 1:
-            return resume_study(folder, observer, only)
-        experiment = open_study(folder).experiment
-        _check_jobs(jobs, experiment)
-        configs = runs(experiment)
-        run_side_by_side(folder, [config.name for config in configs], jobs, observer.say)
-        conclude(folder, configs, observer)
-        return [folder / config.name for config in configs]
-    except KeyboardInterrupt:
-        complain(f"interrupted; continue with: fleetbed run --resume {folder}")
-        raise
+def _check_start(asked: Experiment, out: Path | None, jobs: int) -> None:
+    """Refuse a forecast of what would be refused."""
+    check_jobs(jobs, asked)
+    if out is not None:
+        check_new(out, "--out")
+        if os.path.lexists(out):
+            raise BadInput(f"--out {out}: the folder already exists; choose another one.")
 
 
 def _forecast(experiment: Experiment, search: Sequence[Path], as_json: bool) -> None:
-    from rich.console import Console
-
-    from fleetbed.cli.live import duration, observer_for
     from fleetbed.emulator.run.forecast import forecast, total
+    from fleetbed.live import duration, make_observer
 
-    observer = observer_for(Console(stderr=True))
+    observer = make_observer()
     found = [forecast(config, search=search, observer=observer) for config in runs(experiment)]
     together = total(found)
     if as_json:

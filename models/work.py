@@ -42,6 +42,7 @@ class Phase(Struct, frozen=True, kw_only=True):
     trains: Part = "all"
     each_step: tuple[Pass, ...] = ()
     parameter_passes: int = 0  # elementwise passes over all parameters in each step (a proximal term is 2)
+    flops: float = 0.0  # in each step, of what is no pass through the model (FedGen's generator)
 
 
 class Work(Phase, frozen=True, kw_only=True):
@@ -57,7 +58,6 @@ class Work(Phase, frozen=True, kw_only=True):
     held_values: int = 0  # further f32 values (FedIN: a feature batch, FedHeNN: RAD and gram)
     bytes_down: int | None = None
     bytes_up: int | None = None
-    server_flops: float = 0.0  # work of the server that is not a pass through a model
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -81,3 +81,10 @@ class Work(Phase, frozen=True, kw_only=True):
             earlier.append(structs.replace(phase, steps=min(left, phase.steps)))
             left -= earlier[-1].steps
         return structs.replace(self, earlier=tuple(earlier), steps=min(left, self.steps))
+
+
+class ServerWork(Struct, frozen=True, kw_only=True):
+    """What a merge does: work on models, each given as a variant with its phases and passes, and other FLOPs."""
+
+    models: tuple[tuple[str, Work], ...] = ()
+    flops: float = 0.0

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
 from fleetbed.profiles.files import title_of
+from fleetbed.profiles.sweep import at_point, count_points, point_text, points
 from fleetbed.profiles.types import (
     Clients,
     Count,
@@ -235,7 +238,11 @@ class Budgets(Profile, frozen=True, kw_only=True):
 
 
 class Experiment(Profile, frozen=True, kw_only=True):
-    """Fleet, data, methods, seeds, policies and timing. Several algorithms, policies or seeds make a study."""
+    """Fleet, data, methods, seeds, policies and timing. Several algorithms, policies or seeds make a study.
+
+    `sweep` lists values for any other keys, by key path, such as `training.optimizer.lr: [0.01, 0.1]`: every
+    combination of them makes runs.
+    """
 
     title: str
     fleet: str
@@ -255,15 +262,20 @@ class Experiment(Profile, frozen=True, kw_only=True):
     evaluation: Evaluation = Evaluation()
     budgets: Budgets = Budgets()
     checkpoint_every: Count = 1
+    sweep: dict[str, Annotated[tuple[Any, ...], Meta(min_length=1)]] = {}  # noqa: RUF012 (msgspec copies it)
 
 
 class RunConfig(Profile, frozen=True, kw_only=True):
-    """One run of a study: one algorithm, one policy, one seed. The run stores all of it, including defaults."""
+    """One run of a study: one algorithm, one policy, one seed. The run stores all of it, including defaults.
+
+    `point` are the values of the sweep that this run has; they are also in `experiment`, which has no sweep itself.
+    """
 
     experiment: Experiment
     algorithm: AlgorithmChoice
     policy: Policy
     seed: int
+    point: dict[str, Any] = {}  # noqa: RUF012 (msgspec copies it)
 
     @property
     def model(self) -> Model:
@@ -276,15 +288,46 @@ class RunConfig(Profile, frozen=True, kw_only=True):
         return (self.model.family, self.algorithm.name, self.experiment.data.name)
 
     @property
+    def title(self) -> str:
+        """The algorithm's title, with the values of the sweep."""
+        return ", ".join(part for part in (self.algorithm.title, point_text(self.point)) if part)
+
+    @property
     def name(self) -> str:
-        return f"{self.algorithm.title}-{self.policy.title}-{self.seed}"
+        parts = (self.algorithm.title, self.policy.title, point_text(self.point), str(self.seed))
+        return "-".join(part for part in parts if part)
 
 
 def runs(experiment: Experiment) -> list[RunConfig]:
-    """Return every run of the study, with seeds innermost."""
-    return [
-        RunConfig(experiment=experiment, algorithm=algorithm, policy=policy, seed=seed)
-        for algorithm in experiment.algorithms
-        for policy in experiment.policies
-        for seed in experiment.seeds
-    ]
+    """Return every run of the study: algorithms, policies, points of the sweep, and seeds innermost."""
+    found = []
+    for algorithm in range(len(experiment.algorithms)):
+        for policy in range(len(experiment.policies)):
+            for point in points(experiment.sweep, algorithm, policy):
+                one = at_point(experiment, point) if experiment.sweep else experiment
+                found += [
+                    RunConfig(
+                        experiment=one,
+                        algorithm=one.algorithms[algorithm],
+                        policy=one.policies[policy],
+                        seed=seed,
+                        point=point,
+                    )
+                    for seed in one.seeds
+                ]
+    return found
+
+
+def count_runs(experiment: Experiment) -> int:
+    """Return the number of runs, without making them."""
+    numbers = product(range(len(experiment.algorithms)), range(len(experiment.policies)))
+    return len(experiment.seeds) * sum(count_points(experiment.sweep, *each) for each in numbers)
+
+
+def settings_of(experiment: Experiment) -> list[Experiment]:
+    """Return the experiment at every point of its sweep; without one, the experiment itself."""
+    if not experiment.sweep:
+        return [experiment]
+    numbers = product(range(len(experiment.algorithms)), range(len(experiment.policies)))
+    found = [at_point(experiment, point) for each in numbers for point in points(experiment.sweep, *each)]
+    return list({msgspec.json.encode(one): one for one in found}.values())

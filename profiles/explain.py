@@ -14,6 +14,7 @@ from fleetbed.profiles.yaml_text import QUOTE, shorten
 
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<key>key` in `)?\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[(\d+|\.\.\.)\]")
+_TYPES = {dict: "object", list: "array", str: "str", int: "int", float: "float", bool: "bool", type(None): "null"}
 _UNITS = {
     "mib": "MiB",
     "gflops": "GFLOPS",
@@ -59,7 +60,7 @@ def locate_mistake(
     assert match is not None  # the pattern matches any text
     steps = [name or index for name, index in _STEP.findall(match["path"] or "")]
     if "..." in steps:  # msgspec does not say which value of a mapping it was
-        steps = _locate(steps, tree)
+        steps = _locate(steps, tree, match["what"])
     if unknown := re.search(r"unknown field `(.*)`", match["what"], re.DOTALL):
         return "unknown", steps, unknown[1]
     if missing := re.search(r"missing required field `(.*)`", match["what"]):
@@ -158,8 +159,10 @@ def value_at(tree: Any, steps: list[str]) -> Any:
     return tree
 
 
-def _locate(steps: list[str], tree: Any) -> list[str]:
-    """Replace `...` by the key of the wrong value, which is neither a number nor text."""
+def _locate(steps: list[str], tree: Any, what: str) -> list[str]:
+    """Replace `...` by the key of the first value that msgspec objects to: of the type that it got, or empty."""
     at = steps.index("...")
     mapping: dict[str, Any] = value_at(tree, steps[:at])
-    return [*steps[:at], next(key for key, value in mapping.items() if type(value) not in (int, float, str))]
+    got = re.search(r"got `(\w+)`", what)
+    wrong = [key for key, value in mapping.items() if (_TYPES[type(value)] == got[1] if got else not value)]
+    return [*steps[:at], wrong[0]]

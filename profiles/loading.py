@@ -10,11 +10,12 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from fleetbed.profiles.errors import BadInput, nearest
-from fleetbed.profiles.experiment import Experiment, Policy, runs
+from fleetbed.profiles.experiment import Experiment, Policy, count_runs, runs, settings_of
 from fleetbed.profiles.explain import explain
 from fleetbed.profiles.rates import lacks_bandwidth
+from fleetbed.profiles.sweep import NOT_SWEPT, point_text, tree_at
 from fleetbed.profiles.types import MAX_CLIENTS, Device, Fleet, Link, Profile
-from fleetbed.profiles.yaml_text import read_mapping, shorten
+from fleetbed.profiles.yaml_text import QUOTE, read_mapping, shorten
 
 T = TypeVar("T", bound=Profile)
 Kind = Literal["device", "link", "fleet", "experiment"]
@@ -57,13 +58,18 @@ def read_profile(path: Path, type_: type[T]) -> T:
 
 def decode(tree: dict[str, Any], type_: type[T], where: str, prefix: str = "") -> T:
     """Convert a plain mapping to a profile and check it. Error sentences start with `where` and `prefix`."""
-    try:
-        profile = msgspec.convert(tree, type_)
-    except msgspec.ValidationError as error:
-        raise explain(error, tree, type_, where, prefix) from None
+    profile = convert(tree, type_, where, prefix)
     for mistake in contradictions(profile, f"{where}: {prefix}." if prefix else f"{where}: "):
         raise mistake
     return profile
+
+
+def convert(tree: dict[str, Any], type_: type[T], where: str, prefix: str = "") -> T:
+    """Convert a plain mapping to a profile whose values are valid one by one."""
+    try:
+        return msgspec.convert(tree, type_)
+    except msgspec.ValidationError as error:
+        raise explain(error, tree, type_, where, prefix) from None
 
 
 def contradictions(profile: Profile, at: str) -> Iterator[BadInput]:
@@ -188,7 +194,10 @@ def _check_weights(fleet: Fleet, at: str) -> Iterator[BadInput]:
 
 
 def _check_experiment(experiment: Experiment, at: str) -> Iterator[BadInput]:
-    """Check the keys of an experiment that depend on each other."""
+    """Check the keys of an experiment that depend on each other, at every point of a sweep."""
+    if experiment.sweep:
+        yield from _check_sweep(experiment, at)
+        return
     yield from _check_paths(experiment, at)
     for number, policy in enumerate(experiment.policies):
         yield from _check_policy(policy, f"{at}policies.{number}.")
@@ -203,14 +212,42 @@ def _check_experiment(experiment: Experiment, at: str) -> Iterator[BadInput]:
         *_check_differ([policy.title for policy in experiment.policies], f"{at}policies", "give one a label"),
     ]
     yield from doubles
-    if (size := len(experiment.algorithms) * len(experiment.policies) * len(experiment.seeds)) > MAX_RUNS:
+    if not doubles:  # duplicates would make duplicate runs too
+        yield from _check_runs(experiment, at)
+
+
+def _check_sweep(experiment: Experiment, at: str) -> Iterator[BadInput]:
+    """Check each value by itself, then what the combinations contradict, then the runs that they make."""
+    mistakes: dict[str, BadInput] = {}
+    for key, values in experiment.sweep.items():
+        where = f"{at}sweep.{shorten(key).strip(QUOTE)}"
+        if key in NOT_SWEPT:
+            mistakes[key] = BadInput(f"{where} cannot be swept: {NOT_SWEPT[key]}.")
+            continue
+        for mistake in _check_differ([point_text({key: value}) for value in values], where, "remove one of them"):
+            mistakes[str(mistake)] = mistake
+        for value in values:
+            told = f"{at.removesuffix(': ')} with sweep {shorten(point_text({key: value})).strip(QUOTE)}"
+            try:
+                convert(tree_at(experiment, {key: value}), Experiment, told)
+            except BadInput as error:
+                text = str(error) if str(error).startswith(told) else f"{at}{error}"
+                mistakes[text] = BadInput(text)
+    if not mistakes and count_runs(experiment) <= MAX_RUNS:
+        for one in settings_of(experiment):
+            mistakes |= {str(mistake): mistake for mistake in _check_experiment(one, at)}
+    yield from mistakes.values() if mistakes else _check_runs(experiment, at)
+
+
+def _check_runs(experiment: Experiment, at: str) -> Iterator[BadInput]:
+    if (size := count_runs(experiment)) > MAX_RUNS:
         yield BadInput(
-            f"{at}algorithms, policies and seeds make {size} runs, but at most {MAX_RUNS} are possible: split it."
+            f"{at}algorithms, policies, seeds and sweep make {size} runs, but at most {MAX_RUNS} are possible: "
+            "split it."
         )
         return  # their names alone could fill the memory
     names = [run.name for run in runs(experiment)]
-    if not doubles:  # duplicates would make duplicate runs too
-        yield from _check_differ(names, f"{at}the names of the runs", "change a label")
+    yield from _check_differ(names, f"{at}the names of the runs", "change a label")
     longest = max(names, key=lambda name: len(name.encode(errors="surrogateescape")), default="")
     if (size := len(longest.encode(errors="surrogateescape"))) > MAX_NAME_BYTES:
         yield BadInput(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +16,7 @@ from fleetbed.profiles.experiment import Experiment
 from fleetbed.profiles.files import is_folder, list_folder, open_regular, show_path, user_path
 from fleetbed.profiles.fleet import on_own_link, overridden, sizes
 from fleetbed.profiles.loading import Kind, T, decode
-from fleetbed.profiles.settings import apply_settings
+from fleetbed.profiles.settings import apply_settings, plain_tree
 from fleetbed.profiles.types import ClientSpec, Device, Fleet, Link, Member
 from fleetbed.profiles.yaml_text import QUOTE, read_mapping, shorten
 
@@ -114,10 +115,22 @@ def load_experiment(name: str, search: Search = (), sets: Sequence[str] = ()) ->
     any folder.
     """
     path = find_profile("experiment", name, search)
-    tree = _rebased(read_mapping(path), "experiment", path.parent)
-    where = show_path(path) + "".join(f" with --set {shorten(item).strip(QUOTE)}" for item in sets)
-    asked = _rebased(apply_settings(tree, sets), "experiment", Path())  # paths from the file are already absolute
-    return decode(asked, Experiment, where)
+    return _with_settings(_rebased(read_mapping(path), "experiment", path.parent), sets, show_path(path))
+
+
+def make_experiment(content: Mapping[str, Any], sets: Sequence[str] = ()) -> Experiment:
+    """Make an experiment of what its YAML file would hold; paths in it are relative to the current folder."""
+    where = "the experiment"
+    tree = plain_tree(content, where)
+    if not isinstance(tree, dict):
+        raise BadInput(f"{where} is {shorten(tree)}, but a name, a path or a mapping of keys to values is needed.")
+    return _with_settings(tree, sets, where)
+
+
+def _with_settings(tree: dict[str, Any], sets: Sequence[str], where: str) -> Experiment:
+    told = where + "".join(f" with --set {shorten(item).strip(QUOTE)}" for item in sets)
+    asked = _rebased(apply_settings(tree, sets), "experiment", Path())  # paths from a file are already absolute
+    return decode(asked, Experiment, told)
 
 
 def clients_of(fleet: Fleet, search: Search = (), where: str = "the fleet") -> tuple[ClientSpec, ...]:
@@ -158,6 +171,12 @@ def _rebased(tree: dict[str, Any], kind: Kind, folder: Path) -> dict[str, Any]:
         _rebase(tree, key, key.split("."), folder, always=False)
     for key in _PATHS if kind == "experiment" else ():
         _rebase(tree, key, key.split("."), folder, always=True)
+    sweep = tree.get("sweep") if kind == "experiment" else None
+    for key, values in sweep.items() if isinstance(sweep, dict) else ():
+        pattern = re.sub(r"\.\d+\.", ".*.", key)
+        if isinstance(values, list) and pattern in (*_NAMES[kind], *_PATHS):
+            for place, value in enumerate(values):
+                values[place] = _absolute(value, key, folder, always=pattern in _PATHS)
     return tree
 
 
@@ -168,5 +187,12 @@ def _rebase(tree: Any, key: str, steps: list[str], folder: Path, always: bool) -
     elif isinstance(tree, dict) and (value := tree.get(steps[0])) is not None:
         if len(steps) > 1:
             _rebase(value, key, steps[1:], folder, always)
-        elif isinstance(value, str) and value and (always or looks_like_path(value)):
-            tree[steps[0]] = str((folder / user_path(value, key)).absolute())
+        else:
+            tree[steps[0]] = _absolute(value, key, folder, always)
+
+
+def _absolute(value: Any, key: str, folder: Path, always: bool) -> Any:
+    """Return a path made absolute; anything else as it is."""
+    if isinstance(value, str) and value and (always or looks_like_path(value)):
+        return str((folder / user_path(value, key)).absolute())
+    return value

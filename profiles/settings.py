@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
+
+import msgspec
 
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.yaml_text import MAX_DEPTH, QUOTE, parse, shorten
+
+
+def plain_tree(value: Any, where: str) -> Any:
+    """Return a Python value as the mappings, lists, numbers and text that a YAML file can hold."""
+    try:
+        return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_simpler))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise BadInput(f"{where} has a value that YAML cannot hold: {' '.join(str(error).split())}.") from None
+
+
+def as_settings(values: Mapping[str, Any]) -> list[str]:
+    """Return a Python mapping of key paths to values as the settings that `--set` takes; JSON is YAML too."""
+    return [f"{key}={msgspec.json.encode(plain_tree(value, f'set {key!r}')).decode()}" for key, value in values.items()]
+
+
+def _simpler(value: Any) -> Any:
+    """Convert what is neither YAML nor a type of msgspec: paths, and the scalars and arrays of numpy and torch."""
+    if isinstance(value, PurePath):
+        return str(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__}")
 
 
 def apply_settings(tree: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
@@ -19,13 +44,18 @@ def apply_settings(tree: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
         where = f"--set {shorten(item, 80).strip(QUOTE)}"
         if not equals or not key.strip():
             raise BadInput(f"{where}: key.path=value is needed, for example --set rounds=20.")
-        steps = key.strip().split(".")
-        if len(steps) > MAX_DEPTH:
-            raise BadInput(f"{where}: the key path has {len(steps)} parts, but at most {MAX_DEPTH} are allowed.")
-        if "" in steps:
-            raise BadInput(f"{where}: the key path has an empty part: write it as in algorithms.0.params.mu.")
-        _put(tree, steps, parse(text, where), where)
+        put_value(tree, key.strip(), parse(text, where), where)
     return tree
+
+
+def put_value(tree: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Put a value into the mapping at a key path. Sentences start with `where`."""
+    steps = key.split(".")
+    if len(steps) > MAX_DEPTH:
+        raise BadInput(f"{where}: the key path has {len(steps)} parts, but at most {MAX_DEPTH} are allowed.")
+    if "" in steps:
+        raise BadInput(f"{where}: the key path has an empty part: write it as in algorithms.0.params.mu.")
+    _put(tree, steps, value, where)
 
 
 def _put(tree: Any, steps: list[str], value: Any, where: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,11 +37,22 @@ def draw_plot(
     kind: str, runs: Sequence[Run], out: Path, targets: Sequence[float], asked_series: str | None = None
 ) -> list[Path]:
     """Draw a kind of plot, save it in `out` as PNG and PDF, and return the files."""
+    return save_figures(draw_figures(kind, runs, targets, asked_series), out)
+
+
+def draw_figures(
+    kind: str, runs: Sequence[Run], targets: Sequence[float], asked_series: str | None = None
+) -> dict[str, Figure]:
+    """Draw a kind of plot; return its figures by file name."""
     if kind not in KINDS:
         raise nearest(kind, KINDS, "kind of plot", "plot KIND")
+    return _draw(kind, series_of(runs, asked_series), targets)
+
+
+def save_figures(figures: Mapping[str, Figure], out: Path) -> list[Path]:
+    """Save figures in this folder as PNG and PDF; return the files."""
     from fleetbed.analysis.figures.style import save
 
-    figures = _draw(kind, series_of(runs, asked_series), targets)
     with writable(out):
         return [path for name, figure in figures.items() for path in save(figure, out / name)]
 

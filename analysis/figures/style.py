@@ -7,6 +7,7 @@ yellow, which is too pale on paper, and with a grey for references.
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,3 +115,13 @@ def save(figure: Any, stem: Path) -> list[Path]:
             figure.savefig(path, metadata=metadata)
             written.append(path)
     return written
+
+
+def png_bytes(figure: Any) -> bytes:
+    """Return the figure as the bytes of a PNG."""
+    import matplotlib as mpl
+
+    content = io.BytesIO()
+    with mpl.rc_context(RC):
+        figure.savefig(content, format="png", metadata={"Software": None})
+    return content.getvalue()

@@ -13,10 +13,10 @@ import msgspec
 from fleetbed.analysis.tables.curves import curve
 from fleetbed.analysis.tables.runs import Run
 from fleetbed.analysis.tables.series import evaluated_in, shown_of
-from fleetbed.analysis.tables.writing import csv_text, writable
+from fleetbed.analysis.tables.writing import csv_text, missing_extra, writable
 from fleetbed.emulator.method.series import TargetSeries
 from fleetbed.emulator.records import tables
-from fleetbed.profiles.errors import BadInput, HostCannot, nearest
+from fleetbed.profiles.errors import BadInput, nearest
 
 TABLES = {row.table: row for row in tables.TABLES if row is not tables.MetaRow}
 
@@ -120,7 +120,7 @@ def _tensorboard(run: Run, out: Path, shown: TargetSeries) -> list[Path]:
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError as error:
-        raise _missing("tensorboard", "TensorBoard") from error
+        raise missing_extra("--format tensorboard", "TensorBoard", "tensorboard") from error
     folder = out / run.name
     writer = EventFileWriter(str(folder))
     try:
@@ -159,7 +159,7 @@ def _parquet(run: Run, out: Path, shown: TargetSeries) -> list[Path]:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise _missing("parquet", "Parquet") from error
+        raise missing_extra("--format parquet", "pyarrow", "parquet") from error
     folder = out / run.name
     folder.mkdir(exist_ok=True)
     written = []
@@ -169,10 +169,6 @@ def _parquet(run: Run, out: Path, shown: TargetSeries) -> list[Path]:
         parquet.write_table(pyarrow.table(columns), path)
         written.append(path)
     return written
-
-
-def _missing(extra: str, what: str) -> HostCannot:
-    return HostCannot(f"--format {extra}: {what} is not installed here; pip install 'fleetbed[{extra}]' brings it.")
 
 
 FORMATS: dict[str, Callable[[Run, Path, TargetSeries], list[Path]]] = {

@@ -57,17 +57,18 @@ def divergence(run: Run, shown: TargetSeries) -> str | None:
 def run_differences(runs: Sequence[Run]) -> dict[str, str]:
     """Return a sentence for each setting in which the runs differ although a reader would expect it to be the same."""
     found = {}
-    for what, values in (
-        ("data", {short_text(run.config.experiment.data) for run in runs}),
-        ("targets", {short_text(run.config.experiment.evaluation.targets) for run in runs}),
-        ("fleet", {run.config.experiment.fleet for run in runs}),
-        ("model family", {run.config.model.family for run in runs}),
-        ("own code", _changed_files(runs)),
-        ("rounds", {str(run.config.experiment.rounds) for run in runs}),
-        ("timing", {run.config.experiment.timing.source for run in runs}),
-        ("processor", {str(run.about.host and run.about.host.cpu) for run in runs}),
+    swept = [{key.split(".")[0] for key in run.config.point} for run in runs]
+    for what, key, values in (
+        ("data", "data", {short_text(run.config.experiment.data) for run in runs}),
+        ("targets", "evaluation", {short_text(run.config.experiment.evaluation.targets) for run in runs}),
+        ("fleet", "fleet", {run.config.experiment.fleet for run in runs}),
+        ("model family", "model", {run.config.model.family for run in runs}),
+        ("own code", "", _changed_files(runs)),
+        ("rounds", "rounds", {str(run.config.experiment.rounds) for run in runs}),
+        ("timing", "timing", {run.config.experiment.timing.source for run in runs}),
+        ("processor", "", {str(run.about.host and run.about.host.cpu) for run in runs}),
     ):
-        if len(values) > 1:
+        if len(values) > 1 and not all(key in tops for tops in swept):  # a sweep of it was asked for
             found[what] = f"These runs differ in their {what}: {'; '.join(sorted(values))}."
     return found
 

@@ -41,6 +41,10 @@ WHAT_TO_GIVE = f"give the folder of a run (it holds {DATABASE}) or of a study (i
 WHAT_TO_DO = "copy the folder again or leave it out"
 
 
+class RunNotStarted(BadInput):
+    """The folder holds a run that has recorded nothing yet, or was killed before it could."""
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """Everything that one run recorded. Compared by identity, so that figures of it can be cached."""
@@ -160,7 +164,10 @@ def _read(folder: Path, db: sqlite3.Connection) -> Run:
     (sound,) = db.execute("PRAGMA integrity_check(1)").fetchone()  # else rows could be missing without a word
     if sound != "ok":
         raise _damaged(path, sound)
-    meta = _meta(path, db)
+    (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    meta = _meta(path, db) if tables else {}
+    if not meta.keys() - {"schema_version"}:
+        raise RunNotStarted(f"{path}: the run has recorded nothing yet; wait for it, or leave it out.")
     try:
         run = Run(
             folder=folder.resolve(),

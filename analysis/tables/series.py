@@ -76,9 +76,7 @@ def series_of(runs: Sequence[Run], asked: str | None = None) -> list[Series]:
             folders = " and ".join(str(run.folder) for run in group if run.config.seed == twice)
             raise BadInput(f"{folders}: {label} with seed {twice} occurs twice; remove one of them.")
     found = [
-        Series(
-            label, group[0].config.algorithm.title, group[0].config.policy.kind, tuple(group), shown_of(group, asked)
-        )
+        Series(label, group[0].config.title, group[0].config.policy.kind, tuple(group), shown_of(group, asked))
         for label, group in zip(labels, members, strict=True)
     ]
     there = evaluated_in(runs)
@@ -125,7 +123,7 @@ def short_text(value: object) -> str:
     return str(value)
 
 
-def _place(run: Run) -> tuple[str, int, int, int]:
+def _place(run: Run) -> tuple[object, ...]:
     experiment = run.config.experiment
     methods, policies = list(experiment.algorithms), list(experiment.policies)
     method, policy = run.config.algorithm, run.config.policy
@@ -133,8 +131,14 @@ def _place(run: Run) -> tuple[str, int, int, int]:
         experiment.title,
         methods.index(method) if method in methods else len(methods),
         policies.index(policy) if policy in policies else len(policies),
+        [_sortable(value) for value in run.config.point.values()],
         run.config.seed,
     )
+
+
+def _sortable(value: object) -> tuple[int, float, str]:
+    """Return a key by which numbers are ordered by size, and before everything else."""
+    return (0, value, "") if isinstance(value, int | float) else (1, 0.0, str(value))
 
 
 def _key(config: RunConfig) -> bytes:
@@ -146,12 +150,12 @@ def _key(config: RunConfig) -> bytes:
 
 
 def _labels(configs: Sequence[RunConfig]) -> list[str]:
-    """Return the method's titles, with as much more as is needed to distinguish the series."""
+    """Return the titles of the methods, with as much more as is needed to distinguish the series."""
     ways = (
-        lambda c: c.algorithm.title,
-        lambda c: f"{c.algorithm.title}, {c.policy.title}",
-        lambda c: f"{c.algorithm.title}, {short_text(c.policy).removeprefix('kind=') or 'sync'}",
-        lambda c: f"{c.algorithm.title}, {c.policy.title}, {c.experiment.title}",
+        lambda c: c.title,
+        lambda c: f"{c.title}, {c.policy.title}",
+        lambda c: f"{c.title}, {short_text(c.policy).removeprefix('kind=') or 'sync'}",
+        lambda c: f"{c.title}, {c.policy.title}, {c.experiment.title}",
     )
     for way in ways:
         labels = [way(config) for config in configs]

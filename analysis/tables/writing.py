@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.errors import BadInput, HostCannot
 from fleetbed.profiles.yaml_text import plain
 
 _LATEX = {c: f"\\{c}" for c in "&%$#_{}"}
@@ -123,3 +123,8 @@ def _csv_cell(value: object) -> object:
         return value
     text = plain(value)
     return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
+
+
+def missing_extra(what: str, library: str, extra: str) -> HostCannot:
+    """Return the error for an optional library that is not there."""
+    return HostCannot(f"{what}: {library} is not installed here; pip install 'fleetbed[{extra}]' brings it.")

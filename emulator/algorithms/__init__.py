@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -77,7 +78,10 @@ def read_params(choice: AlgorithmChoice, where: str = "algorithm") -> msgspec.St
 def load_method(choice: AlgorithmChoice, context: Context, where: str = "algorithm") -> Algorithm:
     """The method with its parameters, ready to run; `where` is e.g. `algorithms.0`."""
     params = read_params(choice, where)
-    return load_algorithm(choice.name, where).Method(params, context)
+    method = load_algorithm(choice.name, where).Method(params, context)
+    if method.needs.public_labels and context.public is not None:
+        method.context = replace(context, public=context.public.with_labels())
+    return method
 
 
 def _own() -> dict[str, Path]:

@@ -42,7 +42,7 @@ from fleetbed.emulator.method.bundle import Bundle, Value
 from fleetbed.emulator.method.description import Description
 from fleetbed.emulator.method.local_training import keep_model, loss_step, own_targets, own_tensors, train
 from fleetbed.models.base import Net, Tensors
-from fleetbed.models.work import Work
+from fleetbed.models.work import ServerWork, Work
 from fleetbed.profiles.errors import BadInput
 
 Models = dict[int, tuple[str, Tensors]]  # by client: its variant and its weights
@@ -81,6 +81,7 @@ class Method(Algorithm):
             public_samples=self.params.rad,
             total_rounds=self.params.last_epochs is not None,
             initial_on_client=True,
+            long_merges=not by_client,
             reported="personal-own",
         )
 
@@ -175,12 +176,11 @@ class Method(Algorithm):
         kept = held({**stored(state), **arrived}) if self.params.kbar_over == "all" else {}
         return Bundle({"rad": rad, "gram": gram, **kept}, {"round": following})
 
-    def server_work(self, state: Bundle, arrivals: Sequence[Arrival]) -> Work:
+    def server_work(self, state: Bundle, arrivals: Sequence[Arrival]) -> ServerWork:
         if self.params.client_side_gram:
             return super().server_work(state, arrivals)
         whose = [a.client for a in arrivals] if self.params.kbar_over == "sampled" else self.context.clients
-        flops = sum(alignment.gram_flops(self.context, client.variant, self.params) for client in whose)
-        return Work(server_flops=flops)
+        return alignment.gram_work(self.context, [client.variant for client in whose], self.params)
 
     def targets(self, state: Bundle) -> list[Target]:
         return own_targets(self.context, local=True)

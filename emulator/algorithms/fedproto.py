@@ -15,39 +15,17 @@ and its samples get cross entropy alone. Models are tested by their classifier o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Literal
 
 import torch
-from msgspec import Struct, field
 from torch import Tensor
-from torch.nn import functional as F
 
-from fleetbed.emulator.bases.class_means import CLASS, ClassMeans, by_class, expected, objection, squared_error
-from fleetbed.emulator.bases.features import cut_shapes
-from fleetbed.emulator.method.algorithm import (
-    Algorithm,
-    Arrival,
-    Assignment,
-    Expected,
-    Job,
-    Merged,
-    Needs,
-    Reply,
-    Target,
-)
+from fleetbed.emulator.bases.class_means import CLASS, ClassMeans
+from fleetbed.emulator.bases.features import feature_width
+from fleetbed.emulator.bases.prototypes import PROTOTYPES, Known, Prototypes, Pull
+from fleetbed.emulator.method.algorithm import Arrival, Job, Merged
 from fleetbed.emulator.method.bundle import Bundle, prefixed
 from fleetbed.emulator.method.description import Description
-from fleetbed.emulator.method.local_training import keep_model, on_both_test_sets, own_targets, own_tensors, train
-from fleetbed.emulator.method.optimizers import Stepper
-from fleetbed.emulator.method.schedule import batch_of, steps_of
-from fleetbed.models.base import Net, Tensors
-from fleetbed.models.work import Work
-from fleetbed.profiles.errors import BadInput
-from fleetbed.profiles.types import NonNegative
-
-PROTOTYPES, CLASSES = "prototypes", "classes"
-
+from fleetbed.emulator.method.schedule import batch_of
 
 ABOUT = Description(
     paper="Tan et al., AAAI 2022",
@@ -58,89 +36,31 @@ ABOUT = Description(
 )
 
 
-class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    lambda_: NonNegative = field(default=1.0, name="lambda")  # weight of the prototypes; 0 is private training
-    predictor: Literal["classifier", "prototype"] = "classifier"  # by what a model is tested
+class Params(Pull, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of `Pull`."""
 
 
-class Method(Algorithm):
+class Method(Prototypes):
     params: Params
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(cuts=True, classes=True, initial_on_client=True, reported="personal-own")
-
-    def check(self) -> None:
-        widths = {v: self.width(v) for v in self.context.variants}
-        if len({*widths.values()}) > 1:
-            raise BadInput(
-                f"model.family is {self.context.family.name}, but fedproto needs features of one width in all variants "
-                f"({', '.join(f'{v} has {width}' for v, width in widths.items())}): choose a family such as "
-                f"resnet-stage, vit-layer, fedin-v1 or lstm, or variants of one width by model.variants."
-            )
-
-    def width(self, variant: str) -> int:
-        """d, the width of the features."""
-        (width,) = cut_shapes(self.context.family, variant, self.context.spec)[1]
-        return width
+    name = "fedproto"
 
     def setup(self) -> Bundle:
         return Bundle()
 
-    def send(self, state: Bundle, assignment: Assignment) -> Bundle:
-        means = self.prototypes(state)
-        return Bundle({PROTOTYPES: means.means.float()}, {CLASSES: means.known.tolist()}) if state.tensors else Bundle()
-
-    def prototypes(self, state: Bundle) -> ClassMeans:
+    def prototypes(self, state: Bundle) -> Known:
         """The mean over clients of the newest that each sent."""
-        means = ClassMeans.empty(self.context.spec.classes, self.width(self.context.variants[0]), torch.float64)
+        width = feature_width(self.context, self.context.variants[0])
+        means = ClassMeans.empty(self.context.spec.classes, width, torch.float64)
         for client in self.context.clients:
             if f"{client.number}/{CLASS}" in state.tensors:
                 means.add(state.tensors[f"{client.number}/{CLASS}"], state.tensors[f"{client.number}/{PROTOTYPES}"])
-        return means
+        return means.known, means.means
 
-    def work(self, state: Bundle, assignment: Assignment) -> Work:
-        client, training = assignment.client, self.context.training
-        classes, width = self.context.spec.classes, self.width(client.variant)
-        return Work(
-            steps=steps_of(client.samples, training),
-            batch=batch_of(client.samples, training.batch),
-            held_models=1,  # what was kept
-            held_values=2 * classes * width,  # the server's prototypes and its own
-            bytes_down=4 * classes * width,
-            bytes_up=4 * classes * (width + 1),
-        )
-
-    def client(self, job: Job) -> Reply:
-        model = job.model(own_tensors(job))
-        own = ClassMeans.empty(self.context.spec.classes, self.width(job.client.variant))
-        prototypes = None
-        if self.params.lambda_ and job.message.tensors:
-            known = torch.tensor(job.message.values[CLASSES])
-            prototypes = by_class(known, job.message.tensors[PROTOTYPES], self.context.spec.classes)
-        epoch = job.client.samples // batch_of(job.client.samples, self.context.training.batch)
-
-        def step(optimizer: Stepper, x: Tensor, y: Tensor) -> Tensor:
-            if job.steps % epoch == 0:
-                own.clear()
-            optimizer.zero_grad()
-            h = model.features(x)
-            loss = entropy = F.cross_entropy(model.classify(h), y)
-            if prototypes is not None:
-                loss = entropy + self.params.lambda_ * squared_error(h, prototypes[y])
-            loss.backward()
-            optimizer.step()
-            own.add(y, h)
-            return entropy.detach()
-
-        metrics = train(job, model, step)
-        return Reply(message=own.records(PROTOTYPES), keep=keep_model(model), metrics=metrics)
-
-    def expects(self, assignment: Assignment, sent: Bundle) -> Expected | None:
-        return expected(PROTOTYPES, self.width(assignment.client.variant))
-
-    def objection(self, assignment: Assignment, message: Bundle) -> str | None:
-        return objection(message, PROTOTYPES, self.context.spec.classes)
+    def saw(self, job: Job, own: ClassMeans, y: Tensor, h: Tensor) -> None:
+        """Collect over the last epoch."""
+        if job.steps % (job.client.samples // batch_of(job.client.samples, self.context.training.batch)) == 0:
+            own.clear()
+        own.add(y, h)
 
     def merge(self, state: Bundle, arrivals: Sequence[Arrival]) -> Merged:
         """Keep the newest upload of every client: a policy's mixing weight is for methods that move weights."""
@@ -148,20 +68,3 @@ class Method(Algorithm):
         for arrival in arrivals:
             tensors |= prefixed(f"{arrival.client.number}/", arrival.message.tensors)
         return Merged(state=Bundle(tensors))
-
-    def targets(self, state: Bundle) -> list[Target]:
-        by_distance = self.params.predictor == "prototype" and state.tensors
-        extras = self.prototypes(state).records(PROTOTYPES).tensors if by_distance else {}
-        return on_both_test_sets([replace(target, extras=extras) for target in own_targets(self.context)])
-
-    def predict(self, model: Net, x: Tensor, extras: Tensors) -> Tensor:
-        """By the classifier, or by the distance to each prototype; a class that has none is never the nearest."""
-        if not extras:
-            return super().predict(model, x, extras)
-        h = model.features(x)
-        known = -torch.stack([(h - p).square().mean(1) for p in extras[PROTOTYPES]], 1)
-        scores = (
-            known.min() - 1 + known.new_zeros(len(x), self.context.spec.classes)
-        )  # finite, or the loss would not be
-        scores[:, extras[CLASS].long()] = known
-        return scores

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import prod, sqrt
 from typing import Annotated, Literal
@@ -20,7 +20,7 @@ from fleetbed.emulator.method.optimizers import Stepper
 from fleetbed.emulator.method.schedule import batch_of, steps_of
 from fleetbed.emulator.randomness import derive
 from fleetbed.models.base import Family, InputSpec, Net, Tensors, input_dtype, label_loss
-from fleetbed.models.work import Pass, Work
+from fleetbed.models.work import Pass, ServerWork, Work
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.types import Count, NonNegative, Positive
 
@@ -201,14 +201,11 @@ def rad_pass(params: Alignment) -> Pass:
     return Pass("forward", "features", params.rad)
 
 
-def gram_flops(context: Context, variant: str, params: Alignment) -> float:
-    """Of one model's features on the RAD and of their gram."""
-    from fleetbed.models.cost.predict import cost  # the server's half alone needs it, and it is slow to import
-
+def gram_work(context: Context, variants: Sequence[str], params: Alignment) -> ServerWork:
+    """The work of the features of these models on the RAD, and of their grams."""
     forward = Work(batch=FORWARD_BATCH, once=(rad_pass(params),))
-    passes = cost(context.family, variant, context.spec, forward, context.training.optimizer)
-    _, features = cut_shapes(context.family, variant, context.spec)
-    return passes.flops + 2.0 * prod(features) * params.rad**2
+    widths = [prod(cut_shapes(context.family, variant, context.spec)[1]) for variant in variants]
+    return ServerWork(models=tuple((variant, forward) for variant in variants), flops=2.0 * sum(widths) * params.rad**2)
 
 
 def mean_gram(grams: Iterable[Tensor]) -> tuple[Tensors, dict[str, float]]:

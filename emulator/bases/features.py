@@ -1,4 +1,4 @@
-"""FedIN's pairs of features: shapes at the model's cuts, noise, drawing from many clients'."""
+"""Features at the model's cuts: their shapes, and FedIN's pairs, with noise, drawn from many clients'."""
 
 from __future__ import annotations
 
@@ -33,6 +33,23 @@ def check_cuts(context: Context) -> None:
                 f"must share: {first} has {shapes[first][0]} and {shapes[first][1]} there, {variant} has {s_in} and "
                 f"{s_out}: choose a family such as resnet-stage."
             )
+
+
+def feature_width(context: Context, variant: str) -> int:
+    """d, the width of what the classifier reads."""
+    (width,) = cut_shapes(context.family, variant, context.spec)[1]
+    return width
+
+
+def check_widths(context: Context, method: str, *more: str) -> None:
+    """Classifiers and mean features can be exchanged only where features have one width, in `more` variants too."""
+    widths = {v: feature_width(context, v) for v in dict.fromkeys((*context.variants, *more))}
+    if len({*widths.values()}) > 1:
+        raise BadInput(
+            f"model.family is {context.family.name}, but {method} needs features of one width in all variants "
+            f"({', '.join(f'{v} has {width}' for v, width in widths.items())}): choose a family such as "
+            f"resnet-stage, vit-layer, fedin-v1 or lstm, or variants of one width by model.variants."
+        )
 
 
 def draw_pairs(inputs: Tensors, outputs: Tensors, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

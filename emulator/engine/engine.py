@@ -60,7 +60,9 @@ class Engine:
         self.evaluations = Evaluations(executor, records, batch, self._divergence.of_model)
         self._roster = Roster(prepared, progress, folder)
         self._dispatcher = Dispatcher(layout, prepared, executor, progress)
-        self._server = Server(layout, prepared, self.evaluations, records, progress, self._divergence, self._host_s)
+        self._server = Server(
+            layout, prepared, self.evaluations, records, progress, self._divergence, executor, self._host_s
+        )
         self._records = records
         self._checkpoint = checkpoint
         self._tick = tick

@@ -84,7 +84,7 @@ class Evaluations:
                 device_s=when.device_s,
                 target=target.name,
                 variant=target.variant,
-                client=target.client,
+                client=None if target.shared else target.client,
                 local=int(target.local),
                 samples=found.samples,
                 accuracy=found.accuracy,

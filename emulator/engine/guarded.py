@@ -29,7 +29,7 @@ from fleetbed.emulator.method.algorithm import (
 )
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.wire.storage import DTYPES
-from fleetbed.models.work import Work
+from fleetbed.models.work import ServerWork, Work
 from fleetbed.profiles.errors import FleetbedError
 
 T = TypeVar("T")
@@ -123,9 +123,9 @@ class Guarded(Algorithm):
         with _named(self.name, "foresee"):
             return self._bundle(self.method.foresee(state, arrivals), "foresee")
 
-    def server_work(self, state: Bundle, arrivals: Sequence[Arrival]) -> Work:
+    def server_work(self, state: Bundle, arrivals: Sequence[Arrival]) -> ServerWork:
         with _named(self.name, "server_work"):
-            return self._is(self.method.server_work(state, arrivals), Work, "server_work")
+            return self._is(self.method.server_work(state, arrivals), ServerWork, "server_work")
 
     def targets(self, state: Bundle) -> list[Target]:
         with _named(self.name, "targets"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from fleetbed.emulator.engine.divergence import Divergence
@@ -12,8 +13,10 @@ from fleetbed.emulator.engine.prepared import Prepared
 from fleetbed.emulator.engine.progress import Progress
 from fleetbed.emulator.engine.replies import Flaw, flaw_in
 from fleetbed.emulator.engine.task import Task, assignment_of, task_row
+from fleetbed.emulator.engine.timing import TrainingCosts
 from fleetbed.emulator.method.algorithm import Arrival
 from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.processes.executor import Executor
 from fleetbed.emulator.records.records import Records, finite
 from fleetbed.emulator.records.tables import MetricRow, RoundRow
 from fleetbed.emulator.timeline.events import Event, Kind
@@ -37,9 +40,13 @@ class Server:
         records: Records,
         progress: Progress,
         divergence: Divergence,
+        executor: Executor,
         host_s: Callable[[], float],
     ) -> None:
         self._device = layout.server
+        self._cost_of = TrainingCosts(
+            layout.family, layout.dataset.spec, layout.config.experiment.training.optimizer
+        ).of
         self._experiment = layout.config.experiment
         self._method = prepared.method
         self._participants = prepared.participants
@@ -47,6 +54,7 @@ class Server:
         self._records = records
         self._progress = progress
         self._divergence = divergence
+        self._executor = executor
         self._host_s = host_s
         self._replies: dict[int, Received] = {}  # by task, from when they were computed until they are merged
 
@@ -77,7 +85,7 @@ class Server:
         seconds = 0.0
         if tasks:
             work = self._method.server_work(p.state, self._arrivals(tasks))
-            seconds = server_seconds(self._device, work)
+            seconds = server_seconds(self._device, work, self._cost_of)
         p.timeline.add(Event(p.timeline.now_s + seconds, Kind.SERVER_DONE))
 
     def finish(self) -> list[Task]:
@@ -86,7 +94,8 @@ class Server:
         tasks = [p.tasks[number] for number in p.merging.pop(0)]
         if not tasks:
             return []
-        result = self._method.merge(p.state, self._arrivals(tasks))
+        merge = partial(self._method.merge, p.state, self._arrivals(tasks))
+        result = self._executor.meanwhile(merge) if self._method.needs.long_merges else merge()
         before, p.state = p.state.tensors, result.state
         p.version += 1
         for task in tasks:

@@ -21,7 +21,7 @@ from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.optimizers import Stepper
 from fleetbed.emulator.method.series import TargetSeries
 from fleetbed.models.base import Family, InputSpec, Net, Tensors, gather
-from fleetbed.models.work import Work
+from fleetbed.models.work import ServerWork, Work
 from fleetbed.profiles.experiment import PolicyKind, Training
 
 ALL_POLICIES: frozenset[PolicyKind] = frozenset({"sync", "deadline", "over-select", "async", "buffered"})
@@ -38,9 +38,11 @@ class Needs:
     shared_tensors: bool = False  # variants must share tensors by name (layer-wise averaging)
     cuts: bool = False  # models must have cut points: extractor, intermediate part, classifier
     classes: bool = False  # labels must be classes, not numbers
-    public_samples: int = 0  # unlabelled samples held by the server, disjoint from the clients' data
+    public_samples: int = 0  # samples held by the server, disjoint from the clients' data
+    public_labels: bool = False  # their labels too; a method that does not say so cannot read them
     total_rounds: bool = False  # what it does depends on `context.rounds`, so no rounds can be added to a run later
     initial_on_client: bool = False  # clients begin with `context.initial`, which they do not receive
+    long_merges: bool = False  # a merge takes long, as where it trains: clients are served in the meantime
     reported: TargetSeries | None = None  # the series that the paper reports, where the targets are of several
 
 
@@ -70,6 +72,14 @@ class PublicData(Protocol):
 
     def draw(self, count: int, seed: int) -> Tensor:
         """`count` inputs without replacement, in an order given by `seed`."""
+        ...
+
+    def labels(self, count: int, seed: int) -> Tensor:
+        """The labels of what `draw` returns, for methods with `Needs.public_labels`."""
+        ...
+
+    def with_labels(self) -> PublicData:
+        """The same with labels."""
         ...
 
 
@@ -129,6 +139,7 @@ class Job(Protocol):
     message: Bundle
     kept: Bundle | None  # what this client's last committed task kept
     steps: int  # optimiser steps so far; a policy that takes partial work may end them early
+    rows: Tensor  # of the batch at hand: where its samples are in `ordered`
 
     @property
     def client(self) -> Client:
@@ -144,6 +155,10 @@ class Job(Protocol):
         of epochs. The last incomplete batch is dropped unless it is the only one. Calls of one `phase` see the same
         order, so a task that trains in several phases names them.
         """
+        ...
+
+    def foreign(self, samples: int, *, epochs: int, batch: int, phase: str) -> Iterator[Tensor]:
+        """Mini-batches of data that the client was sent, as the numbers of its samples; counted like `batches`."""
         ...
 
     def ordered(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -232,6 +247,7 @@ class Target:
     client: int | None = None
     prefix: str = ""
     local: bool = False  # on that client's own test part instead of the whole test set
+    shared: bool = False  # counts as a global model, for `predict` uses the client's together with the server's
     recalibrate: bool = False  # estimate batch norm's statistics on all clients' training data before
     extras: dict[str, Tensor] = field(default_factory=dict)  # what `Algorithm.predict` needs besides the model
 
@@ -303,9 +319,9 @@ class Algorithm(ABC):
         """
         return self.merge(state, arrivals).state
 
-    def server_work(self, state: Bundle, arrivals: Sequence[Arrival]) -> Work:
+    def server_work(self, state: Bundle, arrivals: Sequence[Arrival]) -> ServerWork:
         """What the merge costs the server; by default one pass over what arrived."""
-        return Work(server_flops=2.0 * sum(t.numel() for a in arrivals for t in a.message.tensors.values()))
+        return ServerWork(flops=2.0 * sum(t.numel() for a in arrivals for t in a.message.tensors.values()))
 
     @abstractmethod
     def targets(self, state: Bundle) -> list[Target]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,13 +23,24 @@ class PublicPool:
 
     dataset: Dataset
     indices: NDArray[np.int64]
+    labelled: bool = False
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def draw(self, count: int, seed: int) -> Tensor:
-        rows = numpy_rng(seed, "public").choice(self.indices, count, replace=False)
-        return self.dataset.batch("train", rows, None)[0]
+        return self.dataset.batch("train", self._rows(count, seed), None)[0]
+
+    def labels(self, count: int, seed: int) -> Tensor:
+        assert self.labelled, "only a method with Needs.public_labels may read the labels of the public samples"
+        return torch.from_numpy(self.dataset.y_train[self._rows(count, seed)])
+
+    def with_labels(self) -> PublicPool:
+        return replace(self, labelled=True)
+
+    def _rows(self, count: int, seed: int) -> NDArray[np.int64]:
+        rows: NDArray[np.int64] = numpy_rng(seed, "public").choice(self.indices, count, replace=False)
+        return rows
 
 
 def make_context(config: RunConfig, dataset: Dataset, split: Split, clients: Sequence[Client]) -> Context:

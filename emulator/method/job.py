@@ -44,6 +44,7 @@ class LocalJob:
         self.kept = kept
         self.steps = 0
         self.samples = 0
+        self.rows = torch.empty(0, dtype=torch.int64)
         self._dataset = dataset
         self._indices = indices
         self._pacer = pacer
@@ -58,18 +59,29 @@ class LocalJob:
         self, *, epochs: int | None = None, steps: int | None = None, batch: int | None = None, phase: str = ""
     ) -> Iterator[tuple[Tensor, Tensor]]:
         training = self.context.training
-        size = batch_of(len(self._indices), batch or training.batch)
+        own = len(self._indices)
+        size = batch_of(own, batch or training.batch)
         if steps is None:
             limit = training.max_steps if epochs is None else None
-            order = self._epochs(training.epochs if epochs is None else epochs, size, limit, f"order{phase}")
+            order = self._epochs(own, training.epochs if epochs is None else epochs, size, limit, f"order{phase}")
         else:
             order = self._random(steps, size, f"order{phase}")
+        for rows in self._counted(order):
+            augment = numpy_rng(self.context.seed, self.client.number, self.assignment.task, "augment", self.steps)
+            self.rows = torch.from_numpy(rows)
+            yield self._batch(self._indices[rows], augment)
+
+    def foreign(self, samples: int, *, epochs: int, batch: int, phase: str) -> Iterator[Tensor]:
+        order = self._epochs(samples, epochs, batch_of(samples, batch), None, f"order{phase}")
+        return map(torch.from_numpy, self._counted(order))
+
+    def _counted(self, order: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+        """Count and pace steps on these samples, as many as the task may make."""
         for rows in order:
             if self.steps == self._most_steps:
                 return
-            augment = numpy_rng(self.context.seed, self.client.number, self.assignment.task, "augment", self.steps)
             # batch norm cannot take a batch of one: a lone sample is shown twice
-            yield self._batch(rows if len(rows) > 1 else np.repeat(rows, 2), augment)
+            yield rows if len(rows) > 1 else np.repeat(rows, 2)
             self.steps += 1
             self.samples += len(rows)
             if self._pacer is not None:
@@ -83,11 +95,12 @@ class LocalJob:
         labels = self._dataset.strata("train")[self._indices]
         return torch.from_numpy(np.bincount(labels, minlength=self.context.spec.classes))
 
-    def _epochs(self, epochs: int, size: int, limit: int | None, purpose: str) -> Iterator[np.ndarray]:
+    def _epochs(self, samples: int, epochs: int, size: int, limit: int | None, purpose: str) -> Iterator[np.ndarray]:
+        """The numbers of the samples in each batch."""
         rng = self._rng(purpose)
         made = 0
         for _ in range(epochs):
-            shuffled = rng.permutation(self._indices)
+            shuffled = rng.permutation(samples)
             for start in range(0, len(shuffled) - size + 1, size):
                 if made == limit:
                     return
@@ -97,7 +110,7 @@ class LocalJob:
     def _random(self, steps: int, size: int, purpose: str) -> Iterator[np.ndarray]:
         rng = self._rng(purpose)
         for _ in range(steps):
-            yield rng.choice(self._indices, size, replace=False)
+            yield rng.choice(len(self._indices), size, replace=False)
 
     def sample(self, count: int, purpose: str) -> tuple[Tensor, Tensor]:
         rows = self._rng(purpose).choice(self._indices, count, replace=count > len(self._indices))

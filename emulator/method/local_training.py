@@ -127,23 +127,30 @@ def own_tensors(job: Job) -> Tensors:
 
 def keep_model(model: Net, optimizer: Stepper | None = None) -> Bundle:
     """What a client keeps: its model, and its optimiser's state where that lives on between tasks."""
-    tensors = prefixed(MODEL, dict(model.state_dict()))
-    if optimizer is not None:
-        for name, p in model.named_parameters():
-            slots = {key: slot for key, slot in optimizer.state[p].items() if isinstance(slot, Tensor)}
-            tensors |= prefixed(f"{OPTIMIZER}{name}/", slots)
-    return Bundle(tensors)
+    slots = {} if optimizer is None else prefixed(OPTIMIZER, slots_of(model, optimizer))
+    return Bundle({**prefixed(MODEL, dict(model.state_dict())), **slots})
 
 
-def own_optimizer(job: Job, model: Net) -> Stepper:
-    """The client's optimiser as its last task left it."""
+def own_optimizer(job: Job, model: Net, prefix: str = OPTIMIZER) -> Stepper:
+    """The client's optimiser as its last task left it; it keeps its state below `prefix`."""
     optimizer = job.optimizer(model)
     if job.kept is not None:
-        for name, p in model.named_parameters():
-            slots = job.kept.under(f"{OPTIMIZER}{name}/")
-            if slots:
-                optimizer.state[p] = {key: slot.clone() for key, slot in slots.items()}
+        restore_slots(model, optimizer, job.kept.under(prefix))
     return optimizer
+
+
+def slots_of(model: nn.Module, optimizer: Stepper) -> Tensors:
+    """The state of an optimiser, by the names of the model's parameters."""
+    named = model.named_parameters()
+    return {f"{name}/{key}": slot for name, p in named for key, slot in optimizer.state.get(p, {}).items()}
+
+
+def restore_slots(model: nn.Module, optimizer: Stepper, slots: Tensors) -> None:
+    """Give a new optimiser a copy of the state that another one had."""
+    parameters = dict(model.named_parameters())
+    for path, slot in slots.items():
+        name, key = path.rsplit("/", 1)
+        optimizer.state[parameters[name]][key] = slot.clone()
 
 
 def kept_models(optimizer: Optimizer) -> int:

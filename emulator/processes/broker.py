@@ -8,9 +8,11 @@ The states of a worker, and its transitions, are in `worker_state.py`.
 from __future__ import annotations
 
 import secrets
+import socket
 import time
 from collections.abc import Callable
-from typing import Literal
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, TypeVar
 
 import msgspec
 import zmq
@@ -38,6 +40,7 @@ from fleetbed.emulator.wire.messages import (
 from fleetbed.emulator.wire.shared_memory import SharedMemory
 from fleetbed.profiles.errors import FleetbedError, HostCannot
 
+T = TypeVar("T")
 TICK_S = 0.25
 LONGEST_TICK_S = 1.0  # by which the broker's clock moves on: a broker that was stopped or busy makes nobody late
 HELLO_S = 120.0  # how long a worker may take from its fork to its hello; a tiny share of a core makes it slow
@@ -79,7 +82,9 @@ class Broker:
         self.address = launcher.address
         codec.listen(self._router, self.address)
         self._poller = zmq.Poller()
-        for source in (self._router, self._monitor, launcher.fileno()):
+        self._aside = ThreadPoolExecutor(1)
+        self._done, self._is_done = socket.socketpair()  # by which the thread wakes the broker up
+        for source in (self._router, self._monitor, self._done.fileno(), launcher.fileno()):
             self._poller.register(source, zmq.POLLIN)
 
     def admit_up_to(self, capacity: float) -> None:
@@ -142,7 +147,18 @@ class Broker:
         if worker is not None:
             self._kill(worker, "its answer is not needed any more")
 
+    def meanwhile(self, work: Callable[[], T]) -> T:
+        """Do this in a thread of its own, and serve the sockets until it is done."""
+        future = self._aside.submit(work)
+        future.add_done_callback(lambda _: self._is_done.send(b"."))
+        while not future.done():
+            self._pump(TICK_S)
+        return future.result()
+
     def close(self) -> None:
+        self._aside.shutdown()  # after an interrupt it ends what it is doing, because nothing can stop a thread
+        self._done.close()
+        self._is_done.close()
         self._launcher.close()
         self._router.disable_monitor()
         self._monitor.close(linger=0)
@@ -198,6 +214,8 @@ class Broker:
                 self._drain_router()
             elif source is self._monitor:
                 self._drain_monitor()
+            elif source == self._done.fileno():
+                self._done.recv(1)
             else:
                 self._on_zygote()
         passed_s = time.monotonic() - self._looked_s

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Literal, Protocol
+from collections.abc import Callable
+from typing import Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -22,6 +23,7 @@ from fleetbed.emulator.wire.messages import (
     from_worker,
 )
 
+T = TypeVar("T")
 #: the worker of orders that belong to no client: evaluation and reference times
 SERVICE = "service"
 
@@ -66,6 +68,10 @@ class Executor(Protocol):
         """Give up an order whose outcome is not needed any more."""
         ...
 
+    def meanwhile(self, work: Callable[[], T]) -> T:
+        """Do this in the present process, while the orders go on."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -93,6 +99,9 @@ class InlineExecutor:
 
     def cancel(self, task: int) -> None:
         self._orders.pop(task, None)
+
+    def meanwhile(self, work: Callable[[], T]) -> T:
+        return work()
 
     def close(self) -> None:
         self._orders.clear()

@@ -24,8 +24,8 @@ from fleetbed.emulator.timeline.policies import check_policy
 from fleetbed.emulator.timeline.traces import load_presence, load_rates
 from fleetbed.models.base import Family, InputSpec
 from fleetbed.models.families.lookup import family
-from fleetbed.profiles.errors import HostCannot
-from fleetbed.profiles.experiment import Data, Experiment, Model, RunConfig, runs
+from fleetbed.profiles.errors import BadInput, HostCannot
+from fleetbed.profiles.experiment import Data, Experiment, Model, RunConfig, runs, settings_of
 from fleetbed.profiles.files import user_path
 from fleetbed.profiles.mistakes import Mistakes
 from fleetbed.profiles.resolve import clients_of, load_device, load_fleet, load_link
@@ -34,6 +34,15 @@ from fleetbed.profiles.types import ClientSpec
 
 def check_experiment(experiment: Experiment, search: Sequence[Path], mistakes: Mistakes) -> list[str]:
     """Note everything that is missing or does not fit together; return remarks on what this host lacks."""
+    try:
+        settings = settings_of(experiment)
+    except (BadInput, msgspec.ValidationError):  # a wrong value in the sweep, which is noted already
+        settings = [msgspec.structs.replace(experiment, sweep={})]
+    found = [remark for one in settings for remark in _check_setting(one, search, mistakes)]
+    return list(dict.fromkeys(found))
+
+
+def _check_setting(experiment: Experiment, search: Sequence[Path], mistakes: Mistakes) -> list[str]:
     attempt = mistakes.attempt
     specs = attempt(lambda: clients_of(load_fleet(experiment.fleet, search, "fleet"), search, experiment.fleet))
     attempt(lambda: load_device(experiment.server.device, search, "server.device"))
@@ -136,6 +145,11 @@ class _CountedSamples:
 
     def draw(self, count: int, seed: int) -> Tensor:
         raise AssertionError(f"{count} samples for {seed} were drawn while an experiment was checked")
+
+    labels = draw
+
+    def with_labels(self) -> _CountedSamples:
+        return self
 
 
 def _missing(data: Data) -> list[str]:

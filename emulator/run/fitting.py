@@ -30,10 +30,10 @@ def choose_variants(layout: Layout, seconds: Seconds) -> dict[int, Choice]:
     """
     config = layout.config
     experiment = config.experiment
-    heaviest = _HeaviestWork(layout)
+    heaviest = HeaviestWork(layout)
     assigned = layout.assigned
     compared = [] if assigned else layout.compared()
-    common = {one.config.algorithm.title: _HeaviestWork(one) for one in compared}
+    common = {one.config.algorithm.title: HeaviestWork(one) for one in compared}
     found: dict[tuple[Any, ...], Choice] = {}
     choices: dict[int, Choice] = {}
     for spec in layout.specs:
@@ -59,7 +59,7 @@ def choose_variants(layout: Layout, seconds: Seconds) -> dict[int, Choice]:
     return choices
 
 
-class _HeaviestWork:
+class HeaviestWork:
     """The work of a client's heaviest task under the method of a layout, by variant."""
 
     def __init__(self, layout: Layout) -> None:
@@ -111,7 +111,7 @@ def try_out(layout: Layout, choices: dict[int, Choice], trial: Trial) -> dict[in
     """
     if layout.assigned:
         return choices
-    methods = [_HeaviestWork(one) for one in layout.compared() or [layout]]
+    methods = [HeaviestWork(one) for one in layout.compared() or [layout]]
     fits: set[tuple[str, int]] = set()
     found: dict[tuple[float, str, int], Choice] = {}
     tried = dict(choices)

@@ -199,6 +199,8 @@ class _Run:
             self._observer.stop()
         context = method.context.with_initial() if method.needs.initial_on_client else method.context
         for target in method.targets(engine.progress.state):
+            if target.shared:  # what is the client's of it is saved as the client's own
+                continue
             kept = engine.progress.clients[target.client].kept if target.client is not None else None
             own = None if kept is None else load_bundle(self._folder / kept)
             tensors = target_tensors(target, context, own)

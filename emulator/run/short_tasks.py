@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -22,6 +23,7 @@ from fleetbed.emulator.wire import codec
 from fleetbed.emulator.wire.messages import Evaluate, Evaluated, Train, Trained, kept_name
 from fleetbed.profiles.errors import FleetbedError
 
+T = TypeVar("T")
 #: the first step of a kind is slow, because memory and kernels are cold
 STEPS = 2
 
@@ -132,6 +134,9 @@ class ShortTasks:
 
     def cancel(self, task: int) -> None:
         self._orders.pop(task, None)
+
+    def meanwhile(self, work: Callable[[], T]) -> T:
+        return work()
 
     def close(self) -> None:
         self._orders.clear()

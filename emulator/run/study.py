@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 
 from fleetbed.emulator.engine.layout import lay_out
 from fleetbed.emulator.engine.observer import Observer
 from fleetbed.emulator.records.results import read_result
+from fleetbed.emulator.records.study_file import STUDY, Study, parse_study
 from fleetbed.emulator.resume import run_folder
 from fleetbed.emulator.resume.identity import differences
 from fleetbed.emulator.run import run
@@ -26,19 +26,7 @@ from fleetbed.profiles.loading import decode
 from fleetbed.profiles.resolve import check_search
 from fleetbed.profiles.settings import apply_settings
 
-STUDY, LOCK = "study.json", "study.lock"
-
-
-class Study(Struct, frozen=True):
-    """The complete request, so that it can be resumed from any folder."""
-
-    experiment: Experiment
-    search: tuple[str, ...]
-    command: str
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        return tuple(Path(text) for text in self.search)
+LOCK = "study.lock"
 
 
 def start_study(
@@ -120,13 +108,7 @@ def open_study(folder: Path) -> Study:
     path = folder / STUDY
     if not os.path.lexists(path):
         raise BadInput(f"{folder}: not the folder of a study or a run: there is no {STUDY} in it")
-    try:
-        tree = msgspec.json.decode(read_run_file(path))
-        study = msgspec.convert(tree, Study)
-    except (ValueError, RecursionError) as error:  # not JSON, not text, or unknown keys
-        raise BadInput(f"{path}: not a study of this version: {error}") from error
-    # names that become paths are checked as if the user had just given them
-    decode(tree["experiment"], Experiment, str(path), "experiment")
+    study = parse_study(read_run_file(path), path)
     check_search(study.folders)
     return study
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec import Struct
 
 from fleetbed.models.cost.operations import Operations, compute_seconds
 from fleetbed.models.cost.predict import Cost
-from fleetbed.models.work import Work
+from fleetbed.models.work import ServerWork, Work
 from fleetbed.profiles.types import Device
 
 
@@ -48,9 +50,12 @@ def plan_of(device: Device, cost: Cost, work: Work) -> Plan:
     return _throttled(Plan(paces=paces, total_s=total_s, flops=cost.flops), device)
 
 
-def server_seconds(device: Device, work: Work) -> float:
-    """The device seconds of the server's own work."""
-    return compute_seconds(device, Operations(matmul_flop=work.server_flops))
+def server_seconds(device: Device, work: ServerWork, cost_of: Callable[[str, Work], Cost]) -> float:
+    """The device seconds of a merge; `cost_of` gives the cost of work on a variant."""
+    operations = Operations(matmul_flop=work.flops)
+    for variant, each in work.models:
+        operations += cost_of(variant, each).operations
+    return compute_seconds(device, operations)
 
 
 def _throttled(plan: Plan, device: Device) -> Plan:

@@ -47,6 +47,23 @@ class Choice(Struct, frozen=True, kw_only=True):
     stopped_by: Limit | None = None  # the limit that the next larger variant exceeds, or the smallest if none fits
 
 
+class FitRow(Struct, frozen=True, kw_only=True):
+    """The choice for clients that are alike; the figures are those of the heaviest task of the first of them."""
+
+    method: str = ""
+    device: str
+    link: str
+    clients: list[int]
+    variant: str | None
+    memory_bytes: int
+    cap_bytes: int
+    compute_s: float
+    transfer_s: float
+    round_bytes: int
+    reason: str
+    stopped_by: Limit | None = None
+
+
 def choose_variant(
     *,
     device: Device,

@@ -22,9 +22,9 @@ from msgspec.structs import replace
 from fleetbed.models.base import Family, InputSpec
 from fleetbed.models.cost.cache import cached
 from fleetbed.models.cost.flops import forward_macs
-from fleetbed.models.cost.operations import Operations, parameter_pass
+from fleetbed.models.cost.operations import FLOAT_BYTES, Operations, parameter_pass
 from fleetbed.models.cost.rehearsal import Rehearsal, rehearse
-from fleetbed.models.work import Work
+from fleetbed.models.work import Pass, Work
 from fleetbed.profiles.experiment import Optimizer
 
 T = TypeVar("T")
@@ -46,9 +46,13 @@ class Cost(Struct, frozen=True, kw_only=True):
 
 
 def cost(family: Family, variant: str, spec: InputSpec, work: Work, optimizer: Optimizer) -> Cost:
-    """The cost of `work` on a client. Quick, and remembered: a step is the same however many there are."""
+    """The cost of `work` on a client. Quick, and remembered: what depends on a client's samples is not rehearsed.
+
+    A step is the same however many there are, so is a slice of a pass without gradients, and what is held all the time
+    only adds to the peak.
+    """
     earlier, last = (
-        [replace(p, steps=min(1, p.steps), parameter_passes=0) for p in work.phases[:-1]],
+        [replace(p, steps=min(1, p.steps), parameter_passes=0, flops=0.0) for p in work.phases[:-1]],
         min(1, work.steps),
     )
     one = replace(
@@ -56,7 +60,10 @@ def cost(family: Family, variant: str, spec: InputSpec, work: Work, optimizer: O
         earlier=tuple(earlier),
         steps=last,
         parameter_passes=0,
-        server_flops=0.0,
+        flops=0.0,
+        held_models=0,
+        held_values=0,
+        once=tuple(replace(each, samples=_at_once(each, work)) for each in work.once),
         bytes_down=None,
         bytes_up=None,
     )
@@ -64,22 +71,32 @@ def cost(family: Family, variant: str, spec: InputSpec, work: Work, optimizer: O
     for operator in found.unknown:
         _notice(operator, f"{family.name} {variant}")
     steps = [
-        step + phase.parameter_passes * parameter_pass(found.parameters)
+        step + phase.parameter_passes * parameter_pass(found.parameters) + Operations(matmul_flop=phase.flops)
         for phase, step in zip(work.phases, found.steps, strict=True)
     ]
-    operations, flops = found.once + Operations(matmul_flop=work.server_flops), found.once.flop + work.server_flops
-    for phase, plain, step in zip(work.phases, found.steps, steps, strict=True):
+    operations = Operations()
+    for each, slice_ in zip(work.once, found.once, strict=True):
+        operations += each.samples / _at_once(each, work) * slice_
+    flops = operations.flop
+    for phase, step in zip(work.phases, steps, strict=True):
         operations += phase.steps * step
-        flops += phase.steps * (plain.flop + PARAMETER_PASS_FLOPS * phase.parameter_passes * found.parameters)
+        flops += phase.steps * (step.flop + PARAMETER_PASS_FLOPS * phase.parameter_passes * found.parameters)
+    held = work.held_models * found.state_bytes + work.held_values * FLOAT_BYTES
+    memory = {**found.memory, "held": held} if held else found.memory
     return Cost(
-        memory_bytes=sum(found.memory.values()),
-        memory=found.memory,
+        memory_bytes=sum(memory.values()),
+        memory=memory,
         flops=flops,
         operations=operations,
         steps=tuple(steps),
         parameters=found.parameters,
         state_bytes=found.state_bytes,
     )
+
+
+def _at_once(each: Pass, work: Work) -> int:
+    """How many samples go through at once: all where gradients are needed, else a batch."""
+    return each.samples if each.kind == "train" else min(each.samples, work.batch)
 
 
 @cache

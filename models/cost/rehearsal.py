@@ -34,7 +34,7 @@ TENSOR_BYTES = 20 << 10
 class Rehearsal(Struct, frozen=True):
     memory: dict[str, int]
     steps: tuple[Operations, ...]  # one optimiser step of each phase, with what the method adds to it
-    once: Operations
+    once: tuple[Operations, ...]  # of each pass
     unknown: tuple[str, ...]  # operators in no class; counted as memory-bound
     parameters: int
     state_bytes: int
@@ -68,18 +68,18 @@ def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimize
                     _pass(net, each, _input(spec, shapes, each, ledger), spec)
                 count.total += update_work(_trained(net, phase.trains, Tensor.numel), kept_copies(optimizer))
             steps.append(count.total - start)
-        once = Operations()
+        once = []
         for each in work.once:
             # without gradients the samples need not go through all at once
             samples = each.samples if each.kind == "train" else min(each.samples, work.batch)
             before = count.total
             x = _input(spec, shapes, replace(each, samples=samples), ledger)
             _pass(net, each, x, spec)
-            once += each.samples / len(x) * (count.total - before)
+            once.append(each.samples / len(x) * (count.total - before))
     return Rehearsal(
         memory={role: size for role, size in ledger.at_peak.items() if size},
         steps=tuple(steps),
-        once=once,
+        once=tuple(once),
         unknown=tuple(sorted(count.unknown)),
         parameters=parameters,
         state_bytes=state_bytes,

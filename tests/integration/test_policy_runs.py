@@ -29,7 +29,9 @@ POLICIES = {
 }
 GRAMS = "fedhenn with client_side_gram"  # the method of two stages
 ALGORITHMS = {
+    "fedgkt": "{name: fedgkt, params: {server_epochs: 1}}",
     "fedhe": "{name: fedhe, params: {batch: 4}}",
+    "fedtgp": "{name: fedtgp, params: {server_epochs: 2}}",
     "fd": "{name: fd, params: {batch: 4}}",
     "fedrep": "{name: fedrep, params: {head_epochs: 1}}",
     "fedhenn": "{name: fedhenn, params: {rad: 8}}",
@@ -47,6 +49,8 @@ QUICK = {
     ("fedhenn", "async"),
     ("fedrep", "deadline"),
     ("fedproto", "async"),
+    ("fedgkt", "buffered"),
+    ("fedtgp", "async"),
     ("fd", "buffered"),
     (GRAMS, "sync"),
     (GRAMS, "buffered"),

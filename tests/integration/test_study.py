@@ -17,11 +17,11 @@ from small_runs import TINIER, query
 
 from fleetbed.analysis.tables.compare import compare_runs
 from fleetbed.analysis.tables.runs import open_runs
-from fleetbed.cli.live import PlainObserver
 from fleetbed.emulator.engine.observer import Observer
 from fleetbed.emulator.method.algorithm import Needs
 from fleetbed.emulator.records.results import read_result
 from fleetbed.emulator.run.study import add_rounds, new_study, resume_study, start_study
+from fleetbed.live import PlainObserver
 from fleetbed.profiles.errors import BadInput, FleetbedError
 from fleetbed.profiles.resolve import load_experiment
 

@@ -1,4 +1,4 @@
-"""Checks that folder X is fleetbed.X: the package list, the shipped files, the imports, the public names.
+"""Checks that folder X is fleetbed.X, and api fleetbed itself: packages, shipped files, imports, public names.
 
 `.ci/run` runs these against an installed wheel as well; FLEETBED_INSTALLED_IN says where it is.
 """
@@ -26,7 +26,7 @@ except ModuleNotFoundError:  # Python 3.10, where pytest brings the same reader 
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
-ORDER = ("profiles", "models", "emulator", "analysis", "cli")  # each may import itself and those before it
+ORDER = ("profiles", "models", "emulator", "analysis", "api", "cli")  # each may import itself and those before it
 #: the same inside the packages that have sub-packages; modules beside these stand above them all
 SUB_PACKAGES = {
     "models": ("families", "cost"),
@@ -49,6 +49,7 @@ SUB_PACKAGES = {
     "analysis": ("tables", "figures", "page"),
 }
 MOST_MODULES = 16  # in one folder
+INSTALL_AGAIN = "the editable install is older than pyproject.toml: pip install --no-deps --no-build-isolation -e ."
 
 
 def setuptools_table() -> dict[str, Any]:
@@ -60,7 +61,18 @@ PACKAGES = setuptools_table()["packages"]
 
 
 def folder_of(package: str) -> Path:
-    return ROOT / package.removeprefix("fleetbed.").replace(".", "/")
+    return ROOT / ("api" if package == "fleetbed" else package.removeprefix("fleetbed.").replace(".", "/"))
+
+
+def package_of(folder: Path) -> str:
+    parts = folder.relative_to(ROOT).parts
+    return "fleetbed" if parts == ("api",) else ".".join(("fleetbed", *parts))
+
+
+def top_of(module: str) -> str:
+    """The folder that a module below fleetbed is in."""
+    name = module.split(".")[1]
+    return name if name in ORDER else "api"
 
 
 def modules() -> Iterator[tuple[Path, ast.Module]]:
@@ -103,7 +115,7 @@ def python(code: str) -> str:
 
 def test_the_package_list_is_that_of_the_folders() -> None:
     folders = [path.parent for top in ORDER for path in (ROOT / top).rglob("__init__.py")]
-    assert sorted(PACKAGES) == sorted("fleetbed." + ".".join(f.relative_to(ROOT).parts) for f in folders)
+    assert sorted(PACKAGES) == sorted(map(package_of, folders))
     mapped = setuptools_table()["package-dir"]
     assert mapped == {package: folder_of(package).relative_to(ROOT).as_posix() for package in PACKAGES}
 
@@ -115,9 +127,9 @@ def test_every_folder_with_code_is_a_package() -> None:
 
 def test_the_links_for_the_type_checker_lead_to_the_folders() -> None:
     links = ROOT / ".ci/types/fleetbed"
-    assert sorted(link.name for link in links.iterdir()) == sorted(ORDER)
-    for folder in ORDER:
-        assert (links / folder).resolve() == ROOT / folder
+    wanted = {path.name: path for path in (ROOT / "api").iterdir() if path.is_file()}
+    wanted |= {folder: ROOT / folder for folder in ORDER if folder != "api"}
+    assert {link.name: link.resolve() for link in links.iterdir()} == wanted
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -130,6 +142,7 @@ def test_all_that_is_not_code_is_in_package_data(package: str) -> None:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_installed_files_equal_the_checkout(package: str) -> None:
     installed = resources.files(package)
+    assert all(installed.joinpath(path.name).is_file() for path in folder_of(package).glob("*.py")), INSTALL_AGAIN
     code = [path.name for path in folder_of(package).glob("*.py")]
     for file in (*shipped_files(package), *code):
         assert installed.joinpath(file).read_bytes() == (folder_of(package) / file).read_bytes(), file
@@ -149,7 +162,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else() -> None:
     outside = {file.parts[0] for file in files if not file.parts[0].startswith(("fleetbed", ".."))}
     assert outside == set()
     in_package = {file.parts[1] for file in files if file.parts[0] == "fleetbed"}
-    assert in_package == set(ORDER)
+    assert in_package == {*ORDER, *(path.name for path in (ROOT / "api").iterdir() if path.is_file())} - {"api"}
     assert any(file.name == "LICENSE" for file in files)
 
 
@@ -159,7 +172,7 @@ def test_imports_go_one_way() -> None:
         own = ORDER.index(path.relative_to(ROOT).parts[0])
         for name in imported(tree):
             parts = name.split(".")
-            if parts[0] == "fleetbed" and len(parts) > 1 and ORDER.index(parts[1]) > own:
+            if parts[0] == "fleetbed" and len(parts) > 1 and ORDER.index(top_of(name)) > own:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert wrong == []
 

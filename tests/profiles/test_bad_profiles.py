@@ -327,7 +327,7 @@ def test_experiment(sets: list[str], expected: str) -> None:
 
 def test_a_study_has_a_limit() -> None:
     found = sentence(EXPERIMENT, Experiment, f"seeds={list(range(10_001))}")
-    assert found.startswith("f.yaml: algorithms, policies and seeds make 10001 runs, but at most 10000")
+    assert found.startswith("f.yaml: algorithms, policies, seeds and sweep make 10001 runs, but at most 10000")
 
 
 def test_two_runs_with_one_name_are_refused() -> None:

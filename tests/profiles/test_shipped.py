@@ -15,7 +15,7 @@ from fleetbed.profiles import (
 )
 from fleetbed.profiles.loading import TYPES, Kind, without_provenance
 from fleetbed.profiles.resolve import FOLDERS, shipped
-from fleetbed.profiles.schema import json_schema, schema_text
+from fleetbed.schema import json_schema, schema_text
 
 DEVICES = sorted(available("device"))
 LINKS = sorted(available("link"))

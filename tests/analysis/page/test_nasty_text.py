@@ -266,7 +266,7 @@ def test_the_notes_of_compare_hold_it_on_one_line_each(runs: list[Run]) -> None:
 def test_the_live_view_takes_no_markup() -> None:
     from types import SimpleNamespace as Of
 
-    from fleetbed.cli.live import _view
+    from fleetbed.live import _view
 
     for label in NASTY:
         kind = Of(name="000", kind=label)

@@ -87,14 +87,14 @@ def test_a_newer_schema_is_refused_with_the_version_that_wrote_it(tmp_path: Path
 
 
 def test_a_file_that_is_no_database_and_one_without_tables_are_refused(tmp_path: Path) -> None:
-    for name, content in (
-        ("text", b"this is not a database" * 50),
-        ("empty", b""),
+    for name, content, sentence in (
+        ("text", b"this is not a database" * 50, r"run\.sqlite: damaged, or not written by fleetbed"),
+        ("empty", b"", r"run\.sqlite: the run has recorded nothing yet"),
     ):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "run.sqlite").write_bytes(content)
-        with pytest.raises(BadInput, match=r"run\.sqlite: damaged, or not written by fleetbed"):
+        with pytest.raises(BadInput, match=sentence):
             open_run(folder)
 
 

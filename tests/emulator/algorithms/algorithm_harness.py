@@ -7,7 +7,7 @@ someone else's hands changes, and what a client keeps is committed with the merg
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -27,8 +27,9 @@ from fleetbed.emulator.randomness import numpy_rng
 from fleetbed.emulator.wire import codec
 from fleetbed.emulator.wire.messages import Trained
 from fleetbed.models.base import Family, Index, InputSpec, Net
+from fleetbed.models.cost.predict import cost
 from fleetbed.models.families import lookup
-from fleetbed.models.work import Work
+from fleetbed.models.work import ServerWork, Work
 from fleetbed.profiles.experiment import AlgorithmChoice, Optimizer, Training
 
 torch.set_num_threads(1)
@@ -178,12 +179,23 @@ class Pool:
 
     data: MadeUpData
     rows: np.ndarray
+    labelled: bool = False
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def draw(self, count: int, seed: int) -> Tensor:
-        return self.data.batch("train", numpy_rng(seed, "public").choice(self.rows, count, replace=False), None)[0]
+        return self._batch(count, seed)[0]
+
+    def labels(self, count: int, seed: int) -> Tensor:
+        assert self.labelled
+        return self._batch(count, seed)[1]
+
+    def with_labels(self) -> Pool:
+        return replace(self, labelled=True)
+
+    def _batch(self, count: int, seed: int) -> tuple[Tensor, Tensor]:
+        return self.data.batch("train", numpy_rng(seed, "public").choice(self.rows, count, replace=False), None)
 
 
 @dataclass
@@ -362,6 +374,12 @@ def trained(
         step = by(name) if callable(by) else by
         moved[name] = t + step if t.is_floating_point() else t + int(step)
     return Arrival(assignment=assignment, sent=sent, message=Bundle({**moved, **(extras or {})}), **more)
+
+
+def server_flops(bed: Bed, work: ServerWork) -> float:
+    """The FLOPs of a merge, those of its passes through models included."""
+    optimizer = bed.training.optimizer
+    return work.flops + sum(cost(bed.family, v, bed.spec, each, optimizer).flops for v, each in work.models)
 
 
 def check_bytes(bed: Bed, work: Work, client: Client, message: Bundle, reply: Reply) -> None:

@@ -16,6 +16,7 @@ from algorithm_harness import (
     equal,
     run,
     same,
+    server_flops,
     tensors_of,
 )
 from torch import Tensor
@@ -315,8 +316,7 @@ def test_the_server_pays_for_the_grams() -> None:
     bed, method = hetero()
     client = bed.context.clients[0]
     arrival = Arrival(assignment=Assignment(client=client), sent=Bundle(), message=Bundle(bed.context.initial("thin")))
-    one = method.server_work(method.setup(), [arrival]).server_flops
-    two = method.server_work(method.setup(), [arrival, arrival]).server_flops
+    one, two = (server_flops(bed, method.server_work(method.setup(), [arrival] * n)) for n in (1, 2))
     forward = 2 * 12 * (16 * 6 + 6 * 4)  # RAD through both linear layers before the head
     assert one == pytest.approx(forward + 2 * 4 * 12**2)
     assert two == pytest.approx(2 * one)

@@ -71,6 +71,9 @@ CASES = [
     ("lgfedavg", {}, "fedin-v1", ["E", "A"], {}),
     ("fedproto", {}, "resnet-stage", ["resnet10", "resnet18"], {"base_width": 8}),
     ("fedproto", {"predictor": "prototype"}, "fedhenn-cnn", ["conv3-fc3", "conv2-fc3"], {}),
+    ("fedtgp", {"server_epochs": 2}, "resnet-stage", ["resnet10", "resnet18"], {"base_width": 8}),
+    ("fedgkt", {"server_epochs": 1}, "resnet-stage", ["resnet10", "resnet18"], {"base_width": 8}),
+    ("fedgkt", {"server_epochs": 1}, "vit-layer", ["vit8", "vit9"], VIT),
     ("fd", {"batch": 4, "steps": 1}, "fedhe-cnn", ["model8", "model0"], {}),
     ("fedhenn", {"rad": 6}, "fedhenn-cnn", ["conv1-fc1", "conv3-fc3"], {}),
     ("fedhenn_homo", {"rad": 6}, "fedhenn-cnn", ["conv2-fc3", "conv2-fc3"], {}),
@@ -100,7 +103,7 @@ def test_inco_crosses_the_norms_of_a_vit() -> None:
     "method",
     [
         *("fedhenn", "fedhe", "heteroavg", "fedin", "scaffold", "fednova", "moon"),
-        *("fd", "fedrep", "lgfedavg", "fedproto"),
+        *("fd", "fedrep", "lgfedavg", "fedproto", "fedtgp", "fedgkt"),
     ],
 )
 def test_text(method: str) -> None:

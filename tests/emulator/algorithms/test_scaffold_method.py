@@ -301,9 +301,7 @@ def test_a_variate_travels_with_the_weights_each_way() -> None:
     assert (work.held_models, work.parameter_passes, work.each_step, work.steps) == (3, 2, (), plain.steps)
     arrival = Arrival(assignment=task, sent=so_far.sent[0][0], message=reply.message)
     free = Arrival(assignment=task, sent=arrival.sent, message=Bundle(weights(reply.message)))
-    extra = (
-        method.server_work(so_far.state, [arrival]).server_flops - method.server_work(so_far.state, [free]).server_flops
-    )
+    extra = method.server_work(so_far.state, [arrival]).flops - method.server_work(so_far.state, [free]).flops
     assert extra == 2 * parameters
 
 

@@ -28,6 +28,7 @@ from fleetbed.emulator.method.algorithm import (
     Expected,
     Job,
     Merged,
+    Needs,
     Reply,
     Spec,
     Target,
@@ -42,7 +43,8 @@ from fleetbed.emulator.timeline.network import Pipe
 from fleetbed.emulator.timeline.policies import make_policy
 from fleetbed.emulator.wire.messages import Evaluated, Trained
 from fleetbed.models.cost.operations import Operations, compute_seconds
-from fleetbed.models.work import Work
+from fleetbed.models.cost.predict import cost
+from fleetbed.models.work import ServerWork, Work
 from fleetbed.profiles.errors import FleetbedError
 from fleetbed.profiles.experiment import runs
 from fleetbed.profiles.resolve import load_experiment
@@ -73,8 +75,8 @@ class Mean(Algorithm):
         total = torch.stack([a.weight * a.message.tensors["w"] for a in arrivals]).mean(0)
         return Merged(state=Bundle({"w": total}), metrics={"arrived": float(len(arrivals))})
 
-    def server_work(self, state: Bundle, arrivals: Sequence[Arrival]) -> Work:
-        return Work(server_flops=FLOPS * len(arrivals))
+    def server_work(self, state: Bundle, arrivals: Sequence[Arrival]) -> ServerWork:
+        return ServerWork(flops=FLOPS * len(arrivals))
 
     def targets(self, state: Bundle) -> list[Target]:
         return [Target(name="the one", variant="resnet10", tensors=dict(state.tensors))]
@@ -86,6 +88,7 @@ class Services:
     def __init__(self) -> None:
         self.outcomes: dict[int, Outcome] = {}
         self.loss = 1.0
+        self.meanwhiles = 0
 
     def submit(self, order: Order) -> None:
         answer = Evaluated(task=order.task, samples=10, accuracy=0.5, loss=self.loss)
@@ -95,6 +98,10 @@ class Services:
         return self.outcomes.pop(task)
 
     def cancel(self, task: int) -> None: ...
+
+    def meanwhile(self, work: Callable[[], Any]) -> Any:
+        self.meanwhiles += 1
+        return work()
 
     def close(self) -> None: ...
 
@@ -200,7 +207,7 @@ def make() -> Iterator[Make]:
             divergence = Divergence(config.experiment.training, records, said.append, lambda: 0.0)
             services = Services()
             evaluations = Evaluations(services, records, 10, divergence.of_model)
-            server = Server(layout, prepared, evaluations, records, progress, divergence, lambda: 0.0)
+            server = Server(layout, prepared, evaluations, records, progress, divergence, services, lambda: 0.0)
             return ServerBed(server, progress, records, evaluations, services, said)
 
         yield made
@@ -218,6 +225,32 @@ def test_a_merge_takes_the_time_of_its_work_and_makes_a_new_version(make: Make) 
     assert bed.records.rows("SELECT version, merged FROM rounds") == [(1, 2)]
     assert bed.records.rows("SELECT version, name, value FROM metrics") == [(1, "arrived", 2.0)]
     assert bed.records.rows("SELECT task, merged_version FROM tasks ORDER BY task") == [(0, 1), (1, 1)]
+
+
+class Training(Mean):
+    """A merge that trains: 5 steps of a model, and other work."""
+
+    STEPS = Work(steps=5, batch=4)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(long_merges=True)
+
+    def server_work(self, state: Bundle, arrivals: Sequence[Arrival]) -> ServerWork:
+        return ServerWork(models=(("resnet10", self.STEPS),) * len(arrivals), flops=FLOPS)
+
+
+def test_a_merge_that_trains_costs_its_passes_on_the_servers_device(make: Make) -> None:
+    bed = make()
+    context = bed.server._method.context
+    bed.server._method = Training(None, context)
+    tasks = [bed.arrive(0, 1.0), bed.arrive(1, 5.0)]
+    bed.merge(*tasks)
+    found = cost(context.family, "resnet10", context.spec, Training.STEPS, context.training.optimizer)
+    wanted = 1.5 + 2 * compute_seconds(bed.server._device, found.operations)
+    assert bed.progress.timeline.now_s == pytest.approx(wanted)
+    assert bed.services.meanwhiles == 1  # so that the clients are served
+    assert bed.value == 3.0
 
 
 def test_merges_wait_for_each_other(make: Make) -> None:

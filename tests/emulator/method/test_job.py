@@ -183,3 +183,28 @@ def test_the_data_once_in_order_is_no_step() -> None:
 def test_class_counts_are_of_the_clients_own_samples() -> None:
     assert job(10).class_counts().tolist() == [3, 4, 3]  # 100 to 109, of which 100, 103, 106 and 109 are of class 1
     assert job(1).class_counts().tolist() == [0, 1, 0]  # a class that it lacks counts 0
+
+
+def test_a_batch_says_where_its_samples_are_in_stored_order() -> None:
+    for kind in ({"epochs": 2}, {"steps": 5}):
+        task = job(10)
+        for x, _ in task.batches(**kind):
+            assert torch.equal(task.rows + 100, x.long())
+    lone = job(1)
+    for _ in lone.batches(epochs=1):
+        assert lone.rows.tolist() == [0, 0]  # shown twice
+
+
+def test_steps_on_data_that_was_sent_are_counted_paced_and_cut() -> None:
+    pacer = CountingPacer()
+    task = job(10, pacer=pacer)
+    epochs = list(task.foreign(9, epochs=2, batch=4, phase="match"))
+    assert [len(rows) for rows in epochs] == [4, 4, 4, 4]
+    assert all(len({*torch.cat(two).tolist()}) == 8 for two in (epochs[:2], epochs[2:]))
+    assert (task.steps, task.samples, pacer.steps) == (4, 16, 4)
+    again = job(10, most_steps=3)
+    assert [rows.tolist() for rows in again.foreign(9, epochs=2, batch=4, phase="match")] == [
+        rows.tolist() for rows in epochs[:3]
+    ]
+    assert seen(again) == []  # nothing is left for its own data
+    assert [rows.tolist() for rows in job(10).foreign(1, epochs=1, batch=4, phase="")] == [[0, 0]]

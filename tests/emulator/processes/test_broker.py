@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -342,3 +344,35 @@ def test_a_killed_worker_gets_its_next_order_in_a_new_process(bed: Bed) -> None:
     assert len(bed.spawns()) == 2
     bed.begin()
     assert bed.outcome(lambda: bed.worker.send_multipart([ANSWER])).kind == "ok"
+
+
+def test_messages_are_handled_while_something_else_is_done(bed: Bed) -> None:
+    """An answer that comes during long work is an outcome before that work ends, and the next order is sent."""
+    bed.broker.enlist("client-002", "title", LimitPlan("client-002"))
+    seen: list[bool] = []
+
+    def work() -> str:
+        assert threading.current_thread() is not threading.main_thread()
+        bed.worker.send_multipart([ANSWER])
+        end_s = time.monotonic() + 20
+        while 7 not in bed.broker.outcomes and time.monotonic() < end_s:
+            time.sleep(0.005)
+        seen.append(7 in bed.broker.outcomes)
+        return "done"
+
+    assert bed.broker.meanwhile(work) == "done"
+    assert seen == [True]
+    start_s = time.monotonic()
+    assert [bed.broker.meanwhile(lambda n=n: n) for n in range(20)] == [*range(20)]
+    assert (
+        time.monotonic() - start_s < 20 * broker.TICK_S / 2
+    )  # its end wakes the broker, which does not wait for a tick
+
+
+def test_an_error_in_the_meantime_is_raised_where_it_was_asked_for(bed: Bed) -> None:
+    def work() -> None:
+        raise FleetbedError("the merge failed")
+
+    with pytest.raises(FleetbedError, match="the merge failed"):
+        bed.broker.meanwhile(work)
+    assert bed.broker.meanwhile(lambda: 1) == 1

@@ -9,7 +9,7 @@ import pytest
 
 HEAVY = {"torch._dynamo", "torch._inductor", "sympy", "scipy", "matplotlib", "torchvision", "timm", "fvcore", "pandas"}
 BROKER = """
-import fleetbed.cli.live, fleetbed.emulator.run.study
+import fleetbed.live, fleetbed.emulator.run.study
 from fleetbed.models.families.lookup import family
 family("resnet-stage")
 """

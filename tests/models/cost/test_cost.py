@@ -140,8 +140,10 @@ def test_flops_of_dense_layers() -> None:
     assert forward_flops(FAMILY, "dense", SQUARE) == 4 * square + last
     step = 8 * (3 * (4 * square + last) - square)
     assert dense(Work(steps=1, batch=8)).flops == step
-    found = dense(Work(steps=7, batch=8, parameter_passes=2, server_flops=5.0))
-    assert found.flops == 7 * (step + 2 * 2 * 40_200) + 5
+    found = dense(Work(steps=7, batch=8, parameter_passes=2, flops=5.0))
+    assert found.flops == 7 * (step + 2 * 2 * 40_200 + 5)
+    earlier = dense(Work(earlier=(Phase(steps=3, batch=8, flops=2.0),), steps=7, batch=8))
+    assert earlier.flops == 10 * step + 6
 
 
 def test_flops_of_a_convolution() -> None:

@@ -1,21 +1,23 @@
-"""Progress display of a run: a live view on a terminal, plain lines in a pipe or a file."""
+"""Progress display of a run: a live view on a terminal, a line in a notebook, plain lines in a pipe or a file."""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fleetbed.emulator.engine.engine import Engine
-from fleetbed.emulator.engine.evaluation import Evaluations
 from fleetbed.emulator.engine.observer import Observer
-from fleetbed.emulator.engine.task import Task
 from fleetbed.profiles.yaml_text import plain
+
+if TYPE_CHECKING:
+    from fleetbed.emulator.engine.engine import Engine
+    from fleetbed.emulator.engine.evaluation import Evaluations
+    from fleetbed.emulator.engine.task import Task
 
 REFRESH_S = 0.25
 MOST_CLIENTS = 16
@@ -81,8 +83,47 @@ class LiveObserver(PlainObserver):
         super().stop()
 
 
-def observer_for(console: Console) -> Observer:
+class NotebookObserver(PlainObserver):
+    """Prints messages into the cell's output, and keeps one line there up to date."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stdout)  # notebooks show the other stream as an error
+        self._line: Any = None
+        self._drawn_s = 0.0
+
+    def tick(self) -> None:
+        now_s = time.monotonic()
+        if self._engine is not None and now_s - self._drawn_s >= REFRESH_S:
+            self._drawn_s = now_s
+            self._draw(summary(self._engine, self._evaluations, self._first))
+
+    def stop(self) -> None:
+        if self._engine is not None:
+            self._draw(summary(self._engine, self._evaluations, self._first))
+        self._engine = self._line = None
+
+    def _draw(self, text: str) -> None:
+        from IPython.display import display
+
+        content = {"text/plain": plain(text)}
+        if self._line is None:
+            self._line = display(content, raw=True, display_id=True)
+        else:
+            self._line.update(content, raw=True)
+
+
+def make_observer() -> Observer:
+    """Return the observer that suits where this program runs."""
+    if _in_notebook():
+        return NotebookObserver()
+    console = Console(stderr=True)
     return LiveObserver(console) if console.is_terminal else PlainObserver()
+
+
+def _in_notebook() -> bool:
+    """Whether this is the process of a Jupyter kernel: whoever runs in one has imported IPython already."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
 
 
 def summary(engine: Engine, evaluations: Evaluations | None, first: tuple[int, float]) -> str:

@@ -1,0 +1,1 @@
+../../../api/side_by_side.py

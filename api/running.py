@@ -1,0 +1,266 @@
+"""Carries out studies, for Python and for the command line: starts them, continues them, stops them cleanly."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.experiment import Experiment, runs, settings_of
+from fleetbed.profiles.files import check_new
+from fleetbed.profiles.fleet import sizes
+from fleetbed.profiles.resolve import check_search, load_experiment, load_fleet, make_experiment
+from fleetbed.profiles.settings import as_settings
+
+if TYPE_CHECKING:
+    from fleetbed.emulator.engine.observer import Observer
+    from fleetbed.results import Results
+
+#: sources of time that other load on the host does not affect
+UNDISTURBED = ("modelled", "replay")
+
+
+class StudyInterrupted(KeyboardInterrupt):
+    """A study was interrupted; it stopped cleanly and can be continued."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"continue with fleetbed.run(resume={str(folder)!r})")
+        self.folder = folder
+
+
+def run(
+    experiment: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    *,
+    set: Mapping[str, Any] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    only: str | None = None,
+    jobs: int = 1,
+    profiles: Sequence[str | os.PathLike[str]] = (),
+    progress: bool = True,
+) -> Results:
+    """Run an experiment and return its results, as `fleetbed.load` does.
+
+    `experiment` is a name, the path of a YAML file, or a mapping with the content of one. `set` overrides keys, such as
+    `{"training.optimizer.lr": 0.1}`; `out` is the folder of the study, which must not exist yet. With `resume` instead
+    of an experiment the study or run in that folder is continued; then `only` names one of its runs, and
+    `set={"rounds": 50}` adds rounds. `jobs` runs are carried out at the same time. `profiles` are folders with your own
+    devices/, links/, fleets/ and experiments/.
+
+    An interrupt stops the study cleanly and raises `StudyInterrupted`, a `KeyboardInterrupt`.
+    """
+    from fleetbed.results import load
+
+    sets = as_settings(set or {})
+    if (experiment is None) == (resume is None):
+        raise BadInput("fleetbed.run needs either an experiment or resume=FOLDER.")
+    if resume is not None:
+        if out is not None or profiles:
+            raise BadInput("a study continues in its own folder with its own profiles: leave out= and profiles= out.")
+        folder, folders = resume_runs(Path(resume), sets=sets, only=only, jobs=jobs, show=progress)
+    else:
+        assert experiment is not None
+        if only is not None:
+            raise BadInput("only= needs resume=FOLDER; to run part of an experiment, use set=.")
+        asked, search = ask_experiment(experiment, sets, profiles)
+        name = "experiment" if isinstance(experiment, Mapping) else os.fspath(experiment)
+        folder, folders = start_runs(
+            asked,
+            name,
+            None if out is None else Path(out),
+            search=search,
+            command=_call(name, set, profiles),
+            jobs=jobs,
+            show=progress,
+        )
+    return load(*folders) if only is not None else load(folder)
+
+
+def ask_experiment(
+    experiment: str | os.PathLike[str] | Mapping[str, Any],
+    sets: Sequence[str],
+    profiles: Sequence[str | os.PathLike[str]],
+) -> tuple[Experiment, tuple[Path, ...]]:
+    """Return the experiment, read and checked, and the folders in which its names are looked up."""
+    search = tuple(Path(path) for path in profiles)
+    check_search(search)
+    if isinstance(experiment, str | os.PathLike):
+        return load_experiment(os.fspath(experiment), search, sets), search
+    return make_experiment(experiment, sets), search
+
+
+def _call(name: str, set: Mapping[str, Any] | None, profiles: Sequence[str | os.PathLike[str]]) -> str:
+    """Return the call that repeats a study, for its records."""
+    parts = [repr(name)]
+    if set:
+        parts.append(f"set={dict(set)!r}")
+    if profiles:
+        parts.append(f"profiles={[os.fspath(path) for path in profiles]!r}")
+    return f"fleetbed.run({', '.join(parts)})"
+
+
+def start_runs(
+    asked: Experiment,
+    name: str,
+    out: Path | None,
+    *,
+    search: Sequence[Path],
+    command: str,
+    jobs: int = 1,
+    show: bool = True,
+) -> tuple[Path, list[Path]]:
+    """Carry out a new study; return its folder and the folders of its runs.
+
+    Without `out` the folder is a new one below runs/, named after the experiment. Raises StudyInterrupted.
+    """
+    if out is not None:
+        check_new(out, "--out")
+    check_jobs(jobs, asked)
+    with _host_reserved(asked, search, jobs), _imported():
+        from fleetbed.emulator.run.study import new_study
+
+        folder = out or Path("runs") / f"{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+        with new_study(asked, folder, search=search, command=command, or_next=out is None) as taken:
+            return taken, _carry_out(taken, None, jobs, _observer(show))
+
+
+def resume_runs(
+    folder: Path, *, sets: Sequence[str] = (), only: str | None = None, jobs: int = 1, show: bool = True
+) -> tuple[Path, list[Path]]:
+    """Continue the study or run in this folder; return it and the folders of the runs. Raises StudyInterrupted."""
+    if only is not None and jobs > 1:
+        raise BadInput("--only RUN cannot be used with --jobs: it is a single run.")
+    if only is not None and sets:
+        raise BadInput("--set cannot be used with --only: all runs of a study have the same number of rounds.")
+    with _host_reserved(None, (), jobs), _imported():
+        from fleetbed.emulator.run.study import add_rounds, locate_study
+
+        study, own = locate_study(folder)
+        if own is not None and (sets or jobs > 1 or only not in (None, own)):
+            raise BadInput(
+                f"{folder} is a single run: use --set, --jobs and --only with the folder of its study, {study}."
+            )
+        if sets:
+            add_rounds(study, sets)
+        return folder, _carry_out(study, only or own, jobs, _observer(show))
+
+
+def check_jobs(jobs: int, experiment: Experiment) -> None:
+    """Refuse to run side by side what measures or paces itself on this host."""
+    for source in {one.timing.source for one in settings_of(experiment)} if jobs > 1 else ():
+        if source not in UNDISTURBED:
+            raise BadInput(
+                f"--jobs {jobs}: a run with timing.source {source} needs the host to itself; "
+                f"remove --jobs, or set timing.source to {' or '.join(UNDISTURBED)}."
+            )
+
+
+def _carry_out(folder: Path, only: str | None, jobs: int, observer: Observer) -> list[Path]:
+    """Carry out the unfinished runs of a study; return the folders of all its runs."""
+    from fleetbed.emulator.run.study import conclude, open_study, resume_study
+    from fleetbed.side_by_side import run_side_by_side
+
+    try:
+        if jobs == 1:
+            return resume_study(folder, observer, only)
+        experiment = open_study(folder).experiment
+        check_jobs(jobs, experiment)
+        configs = runs(experiment)
+        run_side_by_side(folder, [config.name for config in configs], jobs, observer.say)
+        conclude(folder, configs, observer)
+        return [folder / config.name for config in configs]
+    except KeyboardInterrupt as stop:
+        raise StudyInterrupted(folder) from stop
+
+
+@contextlib.contextmanager
+def _host_reserved(asked: Experiment | None, search: Sequence[Path], jobs: int) -> Iterator[None]:
+    """Block measurements of this host meanwhile, unless other processes do the work and block them.
+
+    Also start the zygote before this process imports torch, so that both import it at the same time; but only if the
+    run will need one.
+    """
+    from fleetbed.emulator.machine import measuring_lock
+    from fleetbed.emulator.machine.capacity import can_start_zygote, check_room
+    from fleetbed.emulator.processes.early_start import started_ahead
+
+    if _in_main_thread() and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have ignored it, which hides how children end
+    needs_zygote = jobs == 1
+    if asked is not None:
+        kinds = {(one.fleet, one.processes) for one in settings_of(asked)}
+        for fleet, processes in kinds:
+            check_room(sum(sizes(load_fleet(fleet, search, "fleet"))), processes)
+        needs_zygote &= any(processes != "inline" for _, processes in kinds)
+    else:  # the study to resume has not been read yet, so whether it needs one is not known; errors come later
+        needs_zygote &= can_start_zygote()
+    with contextlib.ExitStack() as stack:
+        if jobs == 1:
+            stack.enter_context(measuring_lock.in_use())
+        if needs_zygote:
+            stack.enter_context(started_ahead())
+        yield
+
+
+@contextlib.contextmanager
+def _imported() -> Iterator[None]:
+    """Import everything a run needs, as quickly as possible, and let the garbage collector ignore it meanwhile.
+
+    At the end torch has its number of threads back: a run with `processes: inline` computes with one.
+    """
+    collecting = gc.isenabled()
+    gc.disable()  # imports leave no garbage, and searching for it takes a fifth of their time
+    try:
+        with _interrupts_held():
+            from fleetbed.emulator.run import study  # noqa: F401 (brings in all of the emulator)
+    finally:
+        if collecting:
+            gc.enable()
+    import torch
+
+    threads = torch.get_num_threads()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Deliver interrupts only at the end, because torch aborts the process if one is raised during its import."""
+    held: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    ours = {number: how for number, how in before.items() if how is not None and _in_main_thread()}
+    for number in ours:
+        signal.signal(number, lambda number, _: held.append(number))
+    try:
+        yield
+    finally:
+        for number, how in ours.items():
+            signal.signal(number, how)
+    if held:
+        signal.raise_signal(held[0])
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _observer(show: bool) -> Observer:
+    if show:
+        from fleetbed.live import make_observer
+
+        return make_observer()
+    from fleetbed.emulator.engine.observer import Observer
+
+    return Observer()
