@@ -16,7 +16,7 @@ from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Experiment, runs, settings_of
 from fleetbed.profiles.files import check_new
 from fleetbed.profiles.fleet import sizes
-from fleetbed.profiles.resolve import check_search, load_experiment, load_fleet, make_experiment
+from fleetbed.profiles.resolve import load_experiment, load_fleet, make_experiment, search_folders
 from fleetbed.profiles.settings import as_settings
 
 if TYPE_CHECKING:
@@ -89,11 +89,11 @@ def ask_experiment(
     profiles: Sequence[str | os.PathLike[str]],
 ) -> tuple[Experiment, tuple[Path, ...]]:
     """Return the experiment, read and checked, and the folders in which its names are looked up."""
-    search = tuple(Path(path) for path in profiles)
-    check_search(search)
+    given = [Path(path) for path in profiles]
     if isinstance(experiment, str | os.PathLike):
+        search = search_folders(given, os.fspath(experiment))
         return load_experiment(os.fspath(experiment), search, sets), search
-    return make_experiment(experiment, sets), search
+    return make_experiment(experiment, sets), search_folders(given)
 
 
 def _call(name: str, set: Mapping[str, Any] | None, profiles: Sequence[str | os.PathLike[str]]) -> str:

@@ -20,7 +20,8 @@ ProfileFolders = Annotated[
     typer.Option(
         "--profiles",
         metavar="DIR",
-        help="A folder with your own devices/, links/, fleets/ and experiments/; may be repeated.",
+        help="A folder with your own devices/, links/, fleets/ and experiments/; may be repeated. "
+        "Default: FLEETBED_PROFILES. The folder of an experiment's file counts too.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -11,7 +11,7 @@ from msgspec import Struct
 from fleetbed.cli.common import AsJson, ProfileFolders, print_json, print_table
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Data, Experiment
-from fleetbed.profiles.resolve import check_search, clients_of, load_experiment, load_fleet
+from fleetbed.profiles.resolve import clients_of, load_experiment, load_fleet, search_folders
 from fleetbed.profiles.yaml_text import plain
 
 app = typer.Typer(help="List data sets, and show how samples are divided among clients.", no_args_is_help=True)
@@ -80,8 +80,7 @@ def show_partition(
     as_json: AsJson = False,
 ) -> None:
     """Show how samples are divided among clients; write a picture, and a JSON file for `data.partition.file`."""
-    search = profiles or []
-    check_search(search)
+    search = search_folders(profiles, experiment)
     chosen = load_experiment(experiment, search, sets or ())
     fleet = load_fleet(chosen.fleet, search, f"{experiment}: fleet")
     devices = [client.kind for client in clients_of(fleet, search, chosen.fleet)]

@@ -80,9 +80,9 @@ def verify(
 ) -> None:
     """Stress-test the limits and report requested, measured and error. Exit code 1 if an error is out of tolerance."""
     from fleetbed.emulator.checks import verify as proving
-    from fleetbed.profiles.resolve import load_device
+    from fleetbed.profiles.resolve import load_device, search_folders
 
-    search = profiles or ()
+    search = search_folders(profiles)
     if devices is None:
         chosen = proving.shipped_cpu_devices()
     else:

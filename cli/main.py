@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from fleetbed.cli import data, host, methods, models, profiles, report, run, streams, validate
+from fleetbed.cli import data, host, init, methods, models, profiles, report, run, streams, validate
 from fleetbed.cli.common import complain
 from fleetbed.profiles.errors import BadInput, FleetbedError, HostCannot
 from fleetbed.profiles.files import is_text, show_path
@@ -40,6 +40,7 @@ app.add_typer(data.app, name="data", rich_help_panel=DESCRIBE)
 app.add_typer(models.app, name="models", rich_help_panel=DESCRIBE)
 app.add_typer(report.privacy, name="privacy", rich_help_panel=RESULTS)
 app.command("run")(run.run)
+app.command("init")(init.init)
 app.command("schema", rich_help_panel=DESCRIBE)(profiles.schema)
 app.command("methods", rich_help_panel=DESCRIBE)(methods.methods)
 app.command("validate", rich_help_panel=DESCRIBE)(validate.validate)

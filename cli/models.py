@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from fleetbed.cli.common import AsJson, ProfileFolders, print_json, print_table, without_collector
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Data, Experiment, Optimizer
 from fleetbed.profiles.loading import decode
-from fleetbed.profiles.resolve import check_search, clients_of, load_experiment, load_fleet
+from fleetbed.profiles.resolve import clients_of, load_experiment, load_fleet, search_folders
 from fleetbed.profiles.settings import apply_settings
 from fleetbed.profiles.types import ClientSpec
 from fleetbed.profiles.yaml_text import plain, shorten
@@ -110,6 +110,26 @@ def list_variants(
             for row in rows
         ],
     )
+    _print_options([lookup.family(name) for name in names or lookup.family_names()])
+
+
+def _print_options(families: Sequence[Family]) -> None:
+    """Print what an experiment can set under model.options, for each family that has options."""
+    from msgspec import inspect
+
+    from fleetbed.emulator.method.description import default_text
+    from fleetbed.profiles.explain import describe
+
+    rows = [
+        (family.name, field.encode_name, describe(field.type), default_text(structs_field))
+        for family in families
+        for field, structs_field in zip(
+            inspect.type_info(family.options_type).fields,  # type: ignore[attr-defined]
+            structs.fields(family.options_type),
+            strict=True,
+        )
+    ]
+    print_table("model.options", ("family", "option", "value", "default"), rows)
 
 
 @app.command()
@@ -144,14 +164,14 @@ def fit(
         for option in ("family", "batch", "optimizer", "samples", "image", "classes"):
             if str(context.get_parameter_source(option)).endswith("COMMANDLINE"):
                 raise BadInput(f"--{option} belongs to --fleet: the experiment says it; change it with --set.")
-        _fit_experiment(experiment, sets or (), profiles or (), as_json)
+        _fit_experiment(experiment, sets or (), search_folders(profiles, experiment), as_json)
         return
     from fleetbed.models.families import lookup
 
     assert fleet is not None
     _check_batch(batch)
     _check_range("--samples", samples, 1, 1_000_000_000)
-    check_search(profiles or ())
+    search = search_folders(profiles)
     tree = {
         "title": "models fit",
         "fleet": fleet,
@@ -162,7 +182,7 @@ def fit(
     asked = decode(apply_settings(tree, sets or ()), Experiment, "models fit")
     chosen = lookup.family(asked.model.family, asked.model.options).narrow(asked.model.variants)
     spec = _spec(chosen, image, classes)
-    clients = clients_of(load_fleet(asked.fleet, profiles or (), "--fleet"), profiles or (), asked.fleet)
+    clients = clients_of(load_fleet(asked.fleet, search, "--fleet"), search, asked.fleet)
     rows = [_fit(group, chosen, spec, asked, samples) for group in _alike(clients)]
     if as_json:
         print_json(rows)
@@ -174,12 +194,11 @@ def fit(
     )
 
 
-def _fit_experiment(name: str, sets: Sequence[str], profiles: Sequence[Path], as_json: bool) -> None:
-    check_search(profiles)
-    asked = load_experiment(name, profiles, sets)
+def _fit_experiment(name: str, sets: Sequence[str], search: Sequence[Path], as_json: bool) -> None:
+    asked = load_experiment(name, search, sets)
     from fleetbed.emulator.run.fit_table import fit_experiment
 
-    rows = fit_experiment(asked, profiles)
+    rows = fit_experiment(asked, search)
     if as_json:
         print_json(rows)
         return

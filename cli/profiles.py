@@ -20,7 +20,6 @@ from fleetbed.profiles.rates import rates_of, rates_provenance
 from fleetbed.profiles.resolve import (
     FOLDERS,
     available,
-    check_search,
     clients_of,
     find_profile,
     load_device,
@@ -28,6 +27,7 @@ from fleetbed.profiles.resolve import (
     load_fleet,
     load_link,
     looks_like_path,
+    search_folders,
 )
 from fleetbed.profiles.runtimes import RUNTIMES
 from fleetbed.profiles.types import Device, Fleet, Link, Profile, Provenance
@@ -52,7 +52,7 @@ def list_profiles(
     as_json: AsJson = False,
 ) -> None:
     """List every profile by kind: yours first, then those shipped with fleetbed."""
-    search = _search(profiles)
+    search = search_folders(profiles)
     kinds: list[Kind] = [kind] if kind else list(FOLDERS)
     found = {
         each: [_summary(_load(each, str(path), search), name, path) for name, path in available(each, search).items()]
@@ -74,7 +74,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one profile with all defaults filled in, and the source of each figure."""
-    search = _search(profiles)
+    search = search_folders(profiles, name)
     kind, path = _find(name, kind, search)
     profile = _load(kind, str(path), search)
     if as_json:
@@ -98,13 +98,12 @@ def check_profiles(
     as_json: AsJson = False,
 ) -> None:
     """Check profiles and everything they refer to, and list every mistake; exit code 2 if there is one."""
-    search = _search(profiles)
     if names:
-        targets = [(name, kind) for name in names]
+        results = [_check(name, kind, search_folders(profiles, name)) for name in names]
     else:
+        search = search_folders(profiles)
         kinds: list[Kind] = [kind] if kind else list(FOLDERS)
-        targets = [(str(path), each) for each in kinds for path in available(each, search).values()]
-    results = [_check(name, each, search) for name, each in targets]
+        results = [_check(str(path), each, search) for each in kinds for path in available(each, search).values()]
     if as_json:
         print_json(results)
     else:
@@ -124,11 +123,6 @@ def check_profiles(
 def schema(kind: Annotated[Kind, typer.Argument(help="The kind of file.")]) -> None:
     """Print the JSON Schema of a kind of file, so that editors can complete and check the YAML."""
     print(schema_text(kind), end="")
-
-
-def _search(profiles: list[Path] | None) -> Sequence[Path]:
-    check_search(profiles or ())
-    return profiles or ()
 
 
 def _load(kind: Kind, name: str, search: Sequence[Path]) -> Profile:

@@ -17,7 +17,7 @@ from fleetbed.cli.streams import never_failing
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Experiment, runs
 from fleetbed.profiles.files import check_new
-from fleetbed.profiles.resolve import check_search, load_experiment
+from fleetbed.profiles.resolve import load_experiment, search_folders
 from fleetbed.running import StudyInterrupted, check_jobs, resume_runs, start_runs
 
 
@@ -61,8 +61,7 @@ def run(
             assert experiment is not None
             if only is not None:
                 raise BadInput("--only RUN needs --resume DIR; to run part of an experiment, use --set.")
-            search = tuple(profiles or ())
-            check_search(search)
+            search = search_folders(profiles, experiment)
             asked = load_experiment(experiment, search, sets or ())
             if dry_run:
                 _check_start(asked, out, jobs)

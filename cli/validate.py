@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fleetbed.cli.common import AsJson, ProfileFolders, complain, print_json, print_table
-from fleetbed.profiles.resolve import check_search
+from fleetbed.profiles.resolve import search_folders
 
 if TYPE_CHECKING:
     from fleetbed.models.cost.rate_fit import Errors
@@ -32,8 +32,7 @@ def validate(
     from fleetbed.models.cost.points import read_points, shipped_points
     from fleetbed.models.cost.validation import validate_points
 
-    search = profiles or ()
-    check_search(search)
+    search = search_folders(profiles)
     found = validate_points(read_points(points or shipped_points(), search))
     with writable(out):
         files = save(validation_figure(found), out / FIGURE)

@@ -28,6 +28,7 @@ FOLDERS: Final[dict[Kind, str]] = {
     "fleet": "fleets",
     "experiment": "experiments",
 }
+VARIABLE: Final = "FLEETBED_PROFILES"  # folders as by --profiles, separated as those of PATH
 SUFFIXES: Final = (".yaml", ".yml")
 
 # Keys that refer to another profile (a path only if it looks like one), and keys that are always a path.
@@ -59,10 +60,30 @@ def shipped() -> Path:
     return Path(str(resources.files("fleetbed.profiles")))
 
 
-def check_search(search: Search) -> None:
-    """Refuse a --profiles folder that cannot contain any profile, before names are looked up in it."""
+def search_folders(given: Search | None, name: str | None = None) -> tuple[Path, ...]:
+    """Return the folders in which names are looked up before the shipped ones, checked.
+
+    They are those given by --profiles, or by the environment, and the folder of the profile's own file, if `name` is a
+    path and the folder holds profiles; of a file in a folder such as `experiments`, the folder above.
+    """
+    folders = list(given or ())
+    if given:
+        check_search(folders)
+    elif listed := os.environ.get(VARIABLE):
+        folders = [Path(part) for part in listed.split(os.pathsep) if part]
+        check_search(folders, VARIABLE)
+    if name is not None and looks_like_path(name):
+        beside = user_path(name, "the profile").absolute().parent
+        own = beside.parent if beside.name in FOLDERS.values() else beside
+        if any(is_folder(own / each, "the profile") for each in FOLDERS.values()):
+            folders.append(own)
+    return tuple(folders)
+
+
+def check_search(search: Search, given_by: str = "--profiles") -> None:
+    """Refuse a folder that cannot contain any profile, before names are looked up in it."""
     for folder in search:
-        where = f"--profiles {show_path(folder)}"
+        where = f"{given_by} {show_path(folder)}"
         if not is_folder(folder, where):
             raise BadInput(f"{where}: there is no such folder.")
         if not any(is_folder(folder / name, where) for name in FOLDERS.values()):

@@ -39,12 +39,13 @@ def parameters(kind: type[Struct]) -> list[Parameter]:
         if base not in (object, Struct) and issubclass(base, Struct):
             texts.update(_comments(base))
     return [
-        Parameter(name=field.encode_name, default=_default(field), text=texts.get(field.name, ""))
+        Parameter(name=field.encode_name, default=default_text(field), text=texts.get(field.name, ""))
         for field in structs.fields(kind)
     ]
 
 
-def _default(field: structs.FieldInfo) -> str:
+def default_text(field: structs.FieldInfo) -> str:
+    """Return the default of a field as a table shows it."""
     if field.default is not NODEFAULT:
         value = field.default
     else:

@@ -65,7 +65,9 @@ def test_list_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     lines = out.splitlines()
     assert code == 0
     assert "trained with adam, batch 16" in lines[0]
-    assert len(lines) == 2 + 5
+    assert len(lines) == 2 + 5 + 4
+    assert lines[7] == "model.options"
+    assert lines[9].split() == ["fedhenn-cnn", "filters", "a", "list", "of", "at", "least", "3", "(64,", "64,", "64)"]
     assert "307842" in next(line for line in lines if "conv2-fc3" in line)
 
 

@@ -124,3 +124,5 @@ def test_the_schema_helps_an_editor(kind: Kind) -> None:
         assert part["description"]
         assert "Struct" not in part["description"]  # a missing docstring shows as the base's own
         assert part["additionalProperties"] is False
+        for key, schema in part["properties"].items():
+            assert schema["description"], key

@@ -1,0 +1,1 @@
+../../../api/key_texts.py
