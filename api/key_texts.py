@@ -57,6 +57,7 @@ TEXTS: dict[str, dict[str, str]] = {
         "alpha": "dirichlet: a smaller value makes clients more different.",
         "min_size": "dirichlet: the least number of samples of a client.",
         "classes_per_client": "shards: the number of classes of a client.",
+        "column": "column: who a sample belongs to, such as `user`; a client has the samples of one of them or more.",
         "file": "file: a JSON file as `fleetbed data partition` writes it.",
     },
     "Model": {

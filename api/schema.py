@@ -52,7 +52,7 @@ def _data_sets() -> Iterable[str]:
     from fleetbed.emulator.data.sources import SHIPPED
     from fleetbed.emulator.data.torchvision_sets import KNOWN
 
-    return (SHIPPED, *KNOWN)
+    return (*SHIPPED, *KNOWN)
 
 
 #: the known names for a key
