@@ -66,8 +66,8 @@ def read_npz(path: Path) -> Raw:
                 )
         is_text = arrays[f"{prefix}_{split}"].dtype.kind == "U"
         if is_text != (kind == "texts"):
-            found = arrays[f"{prefix}_{split}"].dtype
-            raise BadInput(f"{path}: {prefix}_{split} has type {found}; x_* are images, text_* are unicode texts.")
+            type_ = arrays[f"{prefix}_{split}"].dtype
+            raise BadInput(f"{path}: {prefix}_{split} has type {type_}; x_* are images, text_* are unicode texts.")
     x = {split: arrays[f"{prefix}_{split}"] for split in SPLITS}
     y = {split: arrays[f"y_{split}"] for split in SPLITS}
     return checked(x, y, str(path), kind, _columns(arrays))

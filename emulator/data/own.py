@@ -34,7 +34,7 @@ def read_plug_in(found: PlugIn) -> tuple[Raw, str]:
     for split in SPLITS:
         for name, array in sorted(parts[split].items()):
             digest.update(f"{split} {name} {array.dtype} {array.shape}\n".encode())
-            digest.update(np.ascontiguousarray(array))
+            digest.update(array.tobytes())
     return raw, digest.hexdigest()
 
 
@@ -86,7 +86,7 @@ def _row(item: Any, where: str) -> dict[str, Any]:
 
 
 def _stacked(rows: list[dict[str, Any]], name: str, where: str) -> Array:
-    arrays = []
+    arrays: list[Array] = []
     for number, row in enumerate(rows):
         if name not in row:
             raise BadInput(f"{where}: item {number} has no {name}, but item 0 has one.")
