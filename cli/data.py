@@ -51,12 +51,13 @@ def list_datasets(
     as_json: AsJson = False,
 ) -> None:
     """List the named data sets, and which of them can be used without a download."""
-    from fleetbed.emulator.data.sources import SHIPPED, root_of
-    from fleetbed.emulator.data.torchvision_sets import KNOWN
+    from fleetbed.emulator.data.sources import DOWNLOADED, SHIPPED, root_of
 
     folder = root_of(Data(root=root))
     sets = [_DataSet(name, title, True, "shipped") for name, title in SHIPPED.items()]
-    sets += [_DataSet(name, known.title, known.missing(folder) is None, str(folder)) for name, known in KNOWN.items()]
+    sets += [
+        _DataSet(name, known.title, known.missing(folder) is None, str(folder)) for name, known in DOWNLOADED.items()
+    ]
     if as_json:
         print_json(sets)
         return

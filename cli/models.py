@@ -65,16 +65,17 @@ def list_variants(
 
     from fleetbed.models.cost.predict import cost, forward_flops
     from fleetbed.models.families import lookup
-    from fleetbed.models.work import Work
+    from fleetbed.models.work import Work, usual_parts
 
     _check_batch(batch)
     torch.set_num_threads(1)  # models run on single samples here, where more threads only wait for each other
-    work = Work(steps=1, batch=batch, held_models=1)
     rows = []
     for name in names or lookup.family_names():
         family = lookup.family(name)
         spec = _spec(family, image, classes)
         for variant in family.variants:
+            parts = usual_parts(family.outline(variant, spec))
+            work = Work(steps=1, batch=batch, held_models=1).through_parts(parts)
             found = cost(family, variant, spec, work, Optimizer(name=optimizer))
             forward = forward_flops(family, variant, spec)
             rows.append(
@@ -95,7 +96,7 @@ def list_variants(
         return
     print_table(
         f"Images of {image}, {classes} classes; trained with {optimizer}, batch {batch}, received weights included",
-        ("family", "variant", "parameters", "MMACs", "MFLOPs forward", "MFLOPs training", "state MB", "peak MiB"),
+        ("family", "variant", "parameters", "MMACs", "MFLOPs forward", "MFLOPs training", "state MiB", "peak MiB"),
         [
             (
                 row.family,
@@ -104,7 +105,7 @@ def list_variants(
                 round(row.macs / 1e6, 2),
                 round(row.forward_flops / 1e6, 2),
                 round(row.training_flops / 1e6, 2),
-                round(row.state_bytes / 1e6, 2),
+                round(row.state_bytes / MIB, 2),
                 round(row.memory_bytes / MIB, 1),
             )
             for row in rows
@@ -210,7 +211,7 @@ def _fit_experiment(name: str, sets: Sequence[str], search: Sequence[Path], as_j
 def _print_fit(title: str, rows: Sequence[FitRow]) -> None:
     print_table(
         title,
-        ("device", "count", "variant", "memory / cap MiB", "compute s", "transfer s", "MB per round", "next larger"),
+        ("device", "count", "variant", "memory / cap MiB", "compute s", "transfer s", "MiB per round", "next larger"),
         [
             (
                 row.device,
@@ -219,7 +220,7 @@ def _print_fit(title: str, rows: Sequence[FitRow]) -> None:
                 f"{row.memory_bytes / MIB:.0f} / {row.cap_bytes / MIB:.0f}",
                 float(f"{row.compute_s:.3g}"),
                 float(f"{row.transfer_s:.3g}"),
-                round(row.round_bytes / 1e6, 2),
+                round(row.round_bytes / MIB, 2),
                 row.reason,
             )
             for row in rows
@@ -289,17 +290,21 @@ def _fit(group: list[ClientSpec], family: Family, spec: InputSpec, asked: Experi
     from fleetbed.models.cost.choose import FitRow, choose_variant, transfer_seconds
     from fleetbed.models.cost.operations import compute_seconds
     from fleetbed.models.cost.predict import cost
-    from fleetbed.models.work import Work
+    from fleetbed.models.work import Work, usual_parts
 
     training = asked.training
-    work = Work(steps=steps_of(samples, training), batch=batch_of(samples, training.batch), held_models=1)
+    plain = Work(steps=steps_of(samples, training), batch=batch_of(samples, training.batch), held_models=1)
+
+    def work(variant: str) -> Work:
+        return plain.through_parts(usual_parts(family.outline(variant, spec)))
+
     device, link = group[0].device, group[0].link
     choice = choose_variant(
         device=device,
         link=link,
         family=family,
         spec=spec,
-        work=lambda _: work,
+        work=work,
         optimizer=training.optimizer,
         budgets=asked.budgets,
         seconds=lambda variant, work: compute_seconds(

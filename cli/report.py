@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fleetbed.analysis.figures.plot import KINDS
 from fleetbed.cli.common import AsJson, check_finite, print_json, print_table
+from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.yaml_text import plain
+
+if TYPE_CHECKING:
+    from fleetbed.analysis.tables.compare import Comparison
 
 RunFolders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs or studies.")]
 Base = Annotated[
@@ -56,7 +60,9 @@ def report(
 ) -> None:
     """Write a report on runs as an HTML page, or print its figures."""
     from fleetbed.analysis.page.report import clients_csv, report_json, write_report
+    from fleetbed.analysis.tables.compare import side_by_side
     from fleetbed.analysis.tables.runs import open_runs
+    from fleetbed.analysis.tables.units import data_bytes
 
     runs = open_runs(folders)
     if as_json:
@@ -67,8 +73,18 @@ def report(
         _print_client(report_json(runs, base, target or [], client, series)["runs"])
     else:
         page, *parts = write_report(runs, out, base, target or [], series)
-        size_mb = page.stat().st_size / 1e6
-        print(plain(f"{page} ({size_mb:.1f} MB), {len(parts)} files in {parts[0].parent}"))
+        _print_results(side_by_side(runs, base, target or [], series))
+        size = data_bytes(page.stat().st_size)
+        print(plain(f"report: {page} ({size}), {len(parts)} files in {parts[0].parent}"))
+
+
+def _print_results(comparison: Comparison) -> None:
+    """Print what each method reached, what it cost the tightest device, and which work was lost."""
+    from fleetbed.analysis.tables.summary_table import RESULT, series_title, summary_table
+
+    for group in comparison.groups:
+        table = summary_table(group, RESULT)
+        print_table(series_title(group), table.columns, table.rows)
 
 
 def _print_client(runs: list[dict[str, Any]]) -> None:
@@ -132,6 +148,14 @@ def compare(
     base: Base = None,
     target: Targets = None,
     series: Series = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Columns of the summary, such as final,time,speed-up; others are seeds, best, difference, rounds, "
+            "bytes, energy, flops, bytes-saved, energy-saved, memory, tightest, dropped and degraded.",
+        ),
+    ] = None,
     form: Annotated[Format, typer.Option("--format", help="Format of the table.")] = Format.markdown,
     as_json: AsJson = False,
 ) -> None:
@@ -139,11 +163,15 @@ def compare(
     from fleetbed.analysis.tables import by_round
     from fleetbed.analysis.tables import compare as comparing
     from fleetbed.analysis.tables.runs import open_runs
+    from fleetbed.analysis.tables.summary_table import column_names, summary_tables
     from fleetbed.analysis.tables.writing import csv_text
 
+    if columns is not None and (show is not Show.summary or as_json or form is Format.csv):
+        raise BadInput("--columns chooses columns of the summary as markdown or latex; CSV and JSON have all of them.")
+    names = [] if columns is None else column_names(columns)
     found = comparing.compare_runs(open_runs(folders), base, target or [], series)
     rows, tables = {
-        Show.summary: lambda: (comparing.records(found), comparing.tables(found)),
+        Show.summary: lambda: (comparing.records(found), summary_tables(found, names)),
         Show.rounds: lambda: (by_round.accuracy_records(found), by_round.accuracy_tables(found)),
         Show.costs: lambda: (by_round.cost_records(found), [by_round.cost_table(found)]),
     }[show]()

@@ -103,6 +103,7 @@ def _check_start(asked: Experiment, out: Path | None, jobs: int) -> None:
 
 
 def _forecast(experiment: Experiment, search: Sequence[Path], as_json: bool) -> None:
+    from fleetbed.analysis.tables.units import data_bytes
     from fleetbed.emulator.run.forecast import forecast, total
     from fleetbed.live import duration, make_observer
 
@@ -121,13 +122,13 @@ def _forecast(experiment: Experiment, search: Sequence[Path], as_json: bool) -> 
             each.tasks,
             duration(each.device_s),
             f"about {duration(each.host_s)}",
-            f"{each.disk_bytes / 1e6:.0f} MB",
+            data_bytes(each.disk_bytes),
         )
         for each in found
     ]
     if len(found) > 1:
         taken = (duration(together.device_s), f"about {duration(together.host_s)}")
-        rows.append((f"all {len(found)} runs", "", "", together.tasks, *taken, f"{together.disk_bytes / 1e6:.0f} MB"))
+        rows.append((f"all {len(found)} runs", "", "", together.tasks, *taken, data_bytes(together.disk_bytes)))
     print_table("Forecast", columns, rows)
     for sentence in (sentence for each in found for sentence in each.warnings):
         complain(sentence)

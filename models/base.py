@@ -73,6 +73,8 @@ class Net(nn.Module, ABC):
     #: the top-level names of the first and of the last section; everything between them is intermediate
     extractor_parts: frozenset[str]
     classifier_parts: frozenset[str]
+    #: the number of segments that are trained one after the other (`segment`)
+    segments: int = 1
 
     @abstractmethod
     def extract(self, x: Tensor) -> Tensor:
@@ -90,6 +92,22 @@ class Net(nn.Module, ABC):
         """Return the activations after each stage, by name, from shallow to deep (for CKA per stage)."""
         s = self.extract(x)
         return {"extractor": s, "features": self.intermediate(s)}
+
+    def exits(self, x: Tensor) -> list[Tensor]:
+        """Return the logits of every exit, from shallow to deep; `forward` is the last of them.
+
+        A model without early exits has one.
+        """
+        return [self(x)]
+
+    def segment(self, number: int, x: Tensor) -> Tensor:
+        """Return the logits of the model up to segment `number`, from 1, under a short cut to the classifier.
+
+        Gradients reach only this segment and the classifier. A model with one segment is trained as a whole.
+        """
+        del number
+        logits: Tensor = self(x)
+        return logits
 
     def initialise(self) -> None:
         """Fill every parameter and buffer, drawing from torch's global generator."""
@@ -125,6 +143,8 @@ class Family(ABC):
     name: ClassVar[str]
     #: whether variants share tensors by name with the largest one, so that weights can be averaged across them
     shared: ClassVar[bool]
+    #: whether models have exits before the last one (`Net.exits`)
+    has_exits: ClassVar[bool] = False
     #: a pattern for the beginning of the names of a block's tensors, with the stage as its group; "": no blocks
     block_names: ClassVar[str] = ""
     reads: ClassVar[Reads] = "images"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct, structs
@@ -12,22 +12,38 @@ if TYPE_CHECKING:  # torch is imported by whoever has a model
 
     from fleetbed.models.base import Net
 
-Part = Literal["all", "features", "intermediate", "classifier"]
+#: a part of a model; a number is one of its segments (`Net.segment`)
+Part = Literal["all", "exits", "features", "intermediate", "classifier"] | int
 
 
-def through(net: Net, part: Part) -> Callable[[Tensor], Tensor]:
-    """What a part of the model does with what goes into it."""
+def through(net: Net, part: Part) -> Callable[[Tensor], list[Tensor]]:
+    """What a part of the model makes of what goes into it: one result, or the logits of all exits."""
+    if part == "exits":
+        return net.exits
+    if isinstance(part, int):
+        return lambda x: [net.segment(part, x)]
     method = {"all": "forward", "classifier": "classify"}.get(part, part)
     run: Callable[[Tensor], Tensor] = getattr(net, method)
-    return run
+    return lambda x: [run(x)]
+
+
+def gives_logits(part: Part) -> bool:
+    """Whether the results of a part are logits rather than features."""
+    return part not in ("features", "intermediate")
+
+
+def usual_parts(net: Net) -> tuple[Part, ...]:
+    """What is trained, one after the other, where a model is trained as it is meant to be."""
+    return ("exits",) if net.segments == 1 else tuple(range(1, net.segments + 1))
 
 
 class Pass(Struct, frozen=True):
-    """`samples` go through a part of the model: forward only, or forward and backward (`train`)."""
+    """`samples` go through a part of the model: forward only, or forward and backward (`train`); `times` in a row."""
 
     kind: Literal["train", "forward"]
     part: Part
     samples: int
+    times: int = 1
 
 
 class Phase(Struct, frozen=True, kw_only=True):
@@ -73,6 +89,11 @@ class Work(Phase, frozen=True, kw_only=True):
     def all_samples(self) -> int:
         """Samples that go through the steps."""
         return sum(phase.steps * phase.batch for phase in self.phases)
+
+    def through_parts(self, parts: Sequence[Part]) -> Work:
+        """The same work, all of its steps for each of these parts in turn."""
+        *before, last = (structs.replace(self.phases[-1], trains=part) for part in parts)
+        return structs.replace(self, earlier=tuple(before), trains=last.trains)
 
     def cut(self, steps: int) -> Work:
         """The same work, ended after so many steps."""

@@ -59,7 +59,7 @@ class Partition(Profile, frozen=True, kw_only=True):
 
 
 class Data(Profile, frozen=True, kw_only=True):
-    """The data set. `name` is a shipped or torchvision set, or the path of an .npz; `root` is torchvision's folder."""
+    """The data set. `name` is one of `fleetbed data list`, whose files are in `root`, or the path of an .npz."""
 
     name: str = "fashion-mini"
     root: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from statistics import mean
 from typing import Any
 
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fleetbed.analysis.figures.style import COLOURS, DASHES, GREY, POLICY_LOOKS, RC, Look, legend_label, looks
-from fleetbed.analysis.tables.curves import Axis, Band, band, counted, curve, mean_accuracy
+from fleetbed.analysis.tables.curves import Axis, Band, Measure, band, counted, curve, mean_accuracy, y_range
 from fleetbed.analysis.tables.series import Series
 from fleetbed.analysis.tables.units import scale, target_text
 from fleetbed.emulator.method.series import TITLES
@@ -21,7 +22,11 @@ from fleetbed.emulator.records.metric import ACCURACY, Metric
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.yaml_text import plain
 
-MOST_INSIDE = 6  # entries of a legend that still leave space for the curves
+MOST_INSIDE = 4  # entries of a legend that still leave space for the curves
+MOST_TOGETHER = 7  # curves in one panel: as many as there are colours
+
+MEANS = "large: mean over seeds; small: one run"
+BANDS = "line: mean; band: ± 1 standard deviation"
 
 X_LABELS: dict[Axis, str] = {
     "time": "Device time",
@@ -51,61 +56,67 @@ def accuracy_axes(axes: Axes, one: Series) -> None:
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
 
 
-def curves_figure(series: Sequence[Series], axis: Axis, targets: Sequence[float]) -> Figure:
+def curves_figure(
+    series: Sequence[Series], axis: Axis, targets: Sequence[float], measure: Measure = "accuracy"
+) -> Figure:
     """Draw the mean over seeds with a band of one standard deviation: as steps, or as slopes against rounds.
 
-    A line has a gap where all models of the method had diverged. Several methods under several policies get one panel
-    per method, in which colour and marker distinguish the policies.
+    A line has a gap where all models of the method had diverged. Too many curves for one panel, of several methods
+    under several policies, get one panel per method, in which colour and marker distinguish the policies.
     """
-    bands = [(one, found) for one in series if (found := band(one, axis)) is not None]
+    bands = [(one, found) for one in series if (found := band(one, axis, measure)) is not None]
     if not bands:
         why = "no device of these runs states its power" if axis == "joules" else "the runs have no evaluation yet"
         raise BadInput(f"plot {axis}: there is nothing to draw, because {why}.")
     size, unit = scale(max(found.x[-1] for _, found in bands), axis)
     methods = list(dict.fromkeys(one.method for one, _ in bands))
-    by_policy = len(methods) > 1 and len({one.policy for one, _ in bands}) > 1
-    panels = [[pair for pair in bands if pair[0].method == method] for method in methods] if by_policy else [bands]
+    split = len(bands) > MOST_TOGETHER and 1 < len(methods) < len(bands)
+    panels = [[pair for pair in bands if pair[0].method == method] for method in methods] if split else [bands]
     beside = max(map(len, panels)) > MOST_INSIDE
-    by_method = looks(series)
+    by_label = looks(series)
+    several = any(found.seeds > 1 for _, found in bands)
     with mpl.rc_context(RC):
-        width = 3.7 * len(panels) if by_policy else 7.6 if beside else 5.6
+        width = 3.7 * len(panels) if split else 7.6 if beside else 5.6
         figure, grid = new_figure(width, ncols=len(panels), sharey=True, squeeze=False)
         for axes, members in zip(grid[0], panels, strict=True):
-            if by_policy:
+            if split:
                 axes.set_title(plain(members[0][0].method))
             for target in targets:
                 _target_line(axes, target, series[0].metric)
             for one, found in members:
                 seeds = f" ({found.seeds} seeds)" if found.seeds > 1 else ""
-                if by_policy:
+                if split:
                     label, look = one.label.removeprefix(f"{one.method}, "), POLICY_LOOKS[one.policy]
                 else:
-                    label, look = one.label, by_method[one.method]
+                    label, look = one.label, by_label[one.label]
                 _draw_band(axes, found, size, label + seeds, look, DASHES[one.policy], stairs=axis != "rounds")
             axes.set_xlabel(axis_label(axis, unit))
             axes.set_xlim(left=0)
             if axis == "rounds":
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.legend(**{"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if beside else {"loc": "best"})
-        accuracy_axes(grid[0][0], series[0])
+            # a target's label stands to the right of the axes, so a legend there starts further out
+            place = (
+                {"loc": "upper left", "bbox_to_anchor": (1.1 if targets else 1.0, 1.0)} if beside else {"loc": "best"}
+            )
+            axes.legend(**place, title=BANDS if several else None, title_fontsize=7.5, alignment="left")
+        if measure == "accuracy":
+            accuracy_axes(grid[0][0], series[0])
+            grid[0][0].set_ylim(*y_range([found for _, found in bands], targets, series[0].metric))
+        else:
+            grid[0][0].set_ylabel("Test loss")
     return figure
 
 
 def _target_line(axes: Axes, target: float, metric: Metric) -> None:
+    """Draw a target, with its label outside the axes, where it covers no curve."""
     axes.axhline(target, color=GREY, linewidth=0.8, linestyle=(0, (2, 2)))
-    axes.annotate(
-        f"target {target_text(target, metric)}",
-        (1.0, target),
-        xycoords=("axes fraction", "data"),
-        ha="right",
-        va="bottom",
-        fontsize=7.5,
-        color=GREY,
-    )
+    place: Any = {"xycoords": ("axes fraction", "data"), "xytext": (3, 0), "textcoords": "offset points"}
+    axes.annotate(target_text(target, metric), (1.0, target), ha="left", va="center", fontsize=7.5, color=GREY, **place)
 
 
 def _draw_band(axes: Axes, found: Band, size: float, label: str, look: Look, dashes: Any, *, stairs: bool) -> None:
     """Draw steps if it matters when a model was available; against rounds, slopes are easier to distinguish."""
+    every = max(1, ceil(len(found.x) / 9))
     axes.plot(
         found.x / size,
         found.mean,
@@ -113,7 +124,7 @@ def _draw_band(axes: Axes, found: Band, size: float, label: str, look: Look, das
         color=look.colour,
         linestyle=dashes,
         marker=look.marker,
-        markevery=max(1, len(found.x) // 8),
+        markevery=(every - 1, every),
         label=legend_label(label),
     )
     if found.seeds > 1:
@@ -131,11 +142,13 @@ def pareto_figure(series: Sequence[Series]) -> Figure:
     if not shown:
         raise BadInput("plot pareto: there is nothing to draw, because no run has a final accuracy.")
     with mpl.rc_context(RC):
-        figure, grid = new_figure(2.9 * len(shown) + 0.6, 3.0, ncols=len(shown), sharey=True, squeeze=False)
+        figure, grid = new_figure(2.9 * len(shown) + 2.4, 3.0, ncols=len(shown), sharey=True, squeeze=False)
         for panel, axis in zip(grid[0], shown, strict=True):
             _pareto_panel(panel, axis, series, points[axis])
         accuracy_axes(grid[0][0], series[0])
-        grid[0][0].legend(loc="best")
+        grid[0][-1].legend(
+            loc="upper left", bbox_to_anchor=(1.0, 1.0), title=MEANS, title_fontsize=7.5, alignment="left"
+        )
     return figure
 
 
@@ -149,10 +162,11 @@ def _pareto_panel(
     for one in (one for one in series if points[one.label]):
         xs, ys = [x / size for x, _ in points[one.label]], [y for _, y in points[one.label]]
         dots: Any = {
-            "color": look[one.method].colour,
-            "marker": look[one.method].marker,
+            "color": look[one.label].colour,
+            "marker": look[one.label].marker,
             "linewidths": 0,
             "clip_on": False,
+            "zorder": 3,
         }
         panel.scatter(xs, ys, s=16, alpha=0.45, **dots)
         panel.scatter(mean(xs), mean(ys), s=48, label=legend_label(one.label), **dots)
@@ -160,13 +174,14 @@ def _pareto_panel(
     front = pareto_front(means, series[0].metric)
     panel.plot(*zip(*front, strict=True), color=GREY, linewidth=0.9, linestyle=(0, (2, 2)), zorder=0)
     panel.set_xlabel(axis_label(axis, unit))
-    panel.set_xlim(left=0)
+    panel.margins(y=0.1)  # no marker touches the edge
+    panel.set_xlim(0, 1.1 * max(x for found in points.values() for x, _ in found) / size)
 
 
 def _final_points(one: Series, axis: Axis) -> list[tuple[float, float]]:
     """Return final cost and accuracy of the runs that did not diverge."""
     curves = [found for run in one.runs if (found := curve(run, axis, one.shown)) is not None]
-    return [(float(found.x[-1]), float(found.accuracy[-1])) for found in curves if not np.isnan(found.accuracy[-1])]
+    return [(float(found.x[-1]), float(found.y[-1])) for found in curves if not np.isnan(found.y[-1])]
 
 
 def pareto_front(points: Sequence[tuple[float, float]], metric: Metric = ACCURACY) -> list[tuple[float, float]]:
@@ -204,7 +219,7 @@ def grouped_bars(axes: Axes, series: Sequence[Series], values: dict[str, dict[st
             width * 0.92,
             yerr=[float(np.std(found, ddof=1)) if len(found) > 1 else 0.0 for _, found in shown],
             error_kw={"elinewidth": 0.8, "ecolor": "#333333"},
-            color=look[one.method].colour,
+            color=look[one.label].colour,
             hatch=None if one.policy == "sync" else "///",
             edgecolor="white",
             linewidth=0.4,

@@ -172,13 +172,13 @@ def updates_figure(series: Sequence[Series]) -> Figure:
                 widths=thick * 0.8,
                 showfliers=False,
                 patch_artist=True,
-                boxprops={"facecolor": look[one.method].colour, "linewidth": 0.5},
+                boxprops={"facecolor": look[one.label].colour, "linewidth": 0.5},
                 medianprops={"color": "white"},
                 whiskerprops={"linewidth": 0.7},
                 capprops={"linewidth": 0.7},
                 manage_ticks=False,
             )
-            axes.plot([], [], color=look[one.method].colour, linewidth=6, label=legend_label(one.label))
+            axes.plot([], [], color=look[one.label].colour, linewidth=6, label=legend_label(one.label))
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(LogFormatter())  # the default writes formulas, which RC turns off
         axes.yaxis.set_minor_formatter(NullFormatter())

@@ -23,6 +23,7 @@ KINDS = {
     "bytes": "accuracy against bytes",
     "joules": "accuracy against energy",
     "flops": "accuracy against FLOPs",
+    "loss": "test loss against device time",
     "pareto": "final accuracy against its cost",
     "groups": "final accuracy by variant",
     "cka": "CKA between the final models, per stage",
@@ -75,6 +76,10 @@ def _draw(kind: str, series: list[Series], targets: Sequence[float]) -> dict[str
             name: curves_figure(members, axes[kind], targets_of(runs_of(members), members[0], targets))
             for name, members in grouped(kind, evaluated).items()
         }
+    if kind == "loss":
+        from fleetbed.analysis.figures.curve_plots import curves_figure
+
+        return {name: curves_figure(members, "time", (), "loss") for name, members in grouped(kind, evaluated).items()}
     if kind in ("cka", "features", "updates"):
         from fleetbed.analysis.figures import model_plots
 

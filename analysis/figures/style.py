@@ -1,14 +1,14 @@
-"""Style of the figures: one colour and marker per method everywhere, one dash per policy, legible in print.
+"""Style of the figures: one colour and marker per series, one dash per policy, legible in print.
 
 The colours are those of Okabe and Ito, which are distinct for people with any common colour blindness, without the
-yellow, which is too pale on paper, and with a grey for references.
+yellow, which is too pale on paper, and without the second blue, for which there are black and grey.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from typing import Any
 from fleetbed.analysis.tables.series import Series
 from fleetbed.profiles.yaml_text import plain
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5F6368")
-GREY = COLOURS[-1]
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#1A1A1A", "#9AA0A6")
+GREY = "#5F6368"  # of target lines and other references
 MARKERS = ("o", "s", "^", "D", "v", "P")
 DASHES = {
     "sync": "solid",
@@ -26,7 +26,7 @@ DASHES = {
     "async": (0, (1, 1.5)),
     "buffered": (0, (3, 1, 1, 1, 1, 1)),
 }
-#: A method's position here determines its look; methods in the same column share a colour. Append new ones.
+#: A method's position here determines its look, unless another method of the figure has its colour. Append new ones.
 KNOWN = (
     *("heteroavg", "fedin", "inco", "fedhe", "fedhenn", "heteroprox", "private"),
     *("fedavg", "fedin-noise", "inco-prox", "fedmd", "fedhenn-homo", "fedprox", "all-small"),
@@ -59,43 +59,60 @@ RC: Any = {  # Any: matplotlib types its keys one by one
 
 @dataclass(frozen=True)
 class Look:
+    """A colour and a marker. Because 7 and 6 have no common divisor, no two of 42 slots share both."""
+
     slot: int
 
     @property
+    def colour_number(self) -> int:
+        return self.slot % len(COLOURS)
+
+    @property
+    def marker_number(self) -> int:
+        return self.slot % len(MARKERS)
+
+    @property
     def colour(self) -> str:
-        return COLOURS[self.slot % len(COLOURS)]
+        return COLOURS[self.colour_number]
 
     @property
     def marker(self) -> str:
-        return MARKERS[self.slot // len(COLOURS) % len(MARKERS)]
+        return MARKERS[self.marker_number]
 
 
+SLOTS = len(COLOURS) * len(MARKERS)
 #: within one method, each policy has its own colour and marker
-POLICY_LOOKS = {policy: Look(place * (len(COLOURS) + 1)) for place, policy in enumerate(DASHES)}
+POLICY_LOOKS = {policy: Look(place) for place, policy in enumerate(DASHES)}
 
 
 def looks(series: Sequence[Series]) -> dict[str, Look]:
-    """Return the look of each method, by its title.
+    """Return the look of each series, by its label; up to six series differ in both colour and marker.
 
-    A label that a user chose gets the look of its hash, or the next one if that colour is already used in the figure.
+    The first series of a known method has the method's own look. Any other gets the look of its label's hash, or the
+    next one whose colour and marker are not used yet.
     """
-    titles = sorted({one.method for one in series})
-    known = {title: SAME.get(name, name) for title in titles for name in [title.lower().replace("_", "-")]}
-    found = {title: Look(KNOWN.index(name)) for title, name in known.items() if name in KNOWN}
-    for title in titles:
-        if title not in found:
-            found[title] = Look(_free_slot(title, {look.slot for look in found.values()}))
+    own: dict[str, int] = {}
+    for one in series:
+        name = one.method.lower().replace("_", "-")
+        name = SAME.get(name, name)
+        if name in KNOWN and KNOWN.index(name) not in own.values():
+            own[one.label] = KNOWN.index(name)
+    found: dict[str, Look] = {}
+    for label in sorted(own, key=own.__getitem__):
+        found[label] = _free_look(own[label], found.values())
+    for label in sorted(one.label for one in series if one.label not in own):
+        digest = hashlib.blake2b(label.encode(errors="replace"), digest_size=4).digest()
+        found[label] = _free_look(int.from_bytes(digest, "big") % SLOTS, found.values())
     return found
 
 
-def _free_slot(title: str, taken: set[int]) -> int:
-    slots = len(COLOURS) * len(MARKERS)
-    start = int.from_bytes(hashlib.blake2b(title.encode(errors="replace"), digest_size=4).digest(), "big") % slots
-    used = {slot % len(COLOURS) for slot in taken}
-    order = [(start + step) % slots for step in range(slots)]
-    # first a colour that is not used in this figure, then any free slot
-    fresh = [slot for slot in order if slot % len(COLOURS) not in used]
-    return next((slot for slot in [*fresh, *order] if slot not in taken), start)
+def _free_look(wanted: int, taken: Collection[Look]) -> Look:
+    """Return the first look from `wanted` on with a free colour and marker, else a free colour, else any free one."""
+    order = [Look((wanted + step) % SLOTS) for step in range(SLOTS)]
+    colours, markers = {look.colour for look in taken}, {look.marker for look in taken}
+    fresh = [look for look in order if look.colour not in colours]
+    best = [look for look in fresh if look.marker not in markers]
+    return next((look for look in [*best, *fresh, *order] if look not in taken), order[0])
 
 
 def legend_label(text: str) -> str:

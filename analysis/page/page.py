@@ -2,67 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from importlib.resources import files
 from math import isnan
 from statistics import mean
 from string import Template
+from typing import Any
 
 import msgspec
 
 from fleetbed.analysis.page.conditions import conditions
 from fleetbed.analysis.page.payload import payload
-from fleetbed.analysis.tables.compare import (
-    COSTS,
-    TITLES,
-    Comparison,
-    SeriesGroup,
-    factor,
-    mean_and_deviation,
-    paired_text,
-    series_title,
-    to_target_text,
-    unit_of,
-)
-from fleetbed.analysis.tables.curves import AXES
+from fleetbed.analysis.tables.compare import Comparison, SeriesGroup
 from fleetbed.analysis.tables.intervals import LEAST_PAIRS
 from fleetbed.analysis.tables.notes import cautions
 from fleetbed.analysis.tables.runs import Run
-from fleetbed.analysis.tables.series import runs_of
+from fleetbed.analysis.tables.series import names_of_studies, runs_of
+from fleetbed.analysis.tables.summary_table import (
+    mean_and_deviation,
+    series_title,
+    speed_up_text,
+    summary_table,
+    to_target_text,
+)
 from fleetbed.analysis.tables.task_metrics import metric_table
-from fleetbed.analysis.tables.units import data_bytes, percent, seconds, target_text
+from fleetbed.analysis.tables.units import seconds, target_text
 from fleetbed.analysis.tables.writing import Table
-from fleetbed.emulator.records.metric import ACCURACY
 from fleetbed.profiles.files import title_of
+from fleetbed.profiles.yaml_text import plain
 
-SCRIPTS = ("draw.js", "timeline.js", "clients.js", "page.js")
+SCRIPTS = ("draw.js", "timeline.js", "resources.js", "clients.js", "page.js")
+PARTS = (
+    "title",
+    "lead",
+    "banners",
+    "tiles",
+    "metric",
+    "axis",
+    "accuracy_note",
+    "result_tables",
+    "conditions",
+    "footer",
+)
+SCORES = ("seeds", "final", "best", "difference", "memory", "tightest", "dropped")
+COSTS = ("time", "speed-up", "rounds", "bytes", "bytes-saved", "energy", "energy-saved", "flops")
 
 
 def page(comparison: Comparison) -> str:
     """Return a self-contained page: style, script and data are in it."""
-    runs = runs_of(comparison.series)
-    data = msgspec.json.encode(payload(comparison)).decode()
+    return document(parts(comparison), payload(comparison))
+
+
+def document(written: Mapping[str, str], data: Any, live: bool = False) -> str:
+    """Put the parts and the data of a page together. A live page asks its own server for newer ones."""
     return Template(_asset("report.html")).substitute(
-        title=escape(title(runs)),
-        lead=escape(_lead(runs, comparison)),
-        banners="".join(f'<p class="banner">{escape(text)}</p>' for text in cautions(comparison.series)),
-        tiles="".join(_tile(*tile) for tile in _tiles(runs, comparison)),
-        metric=escape(runs[0].metric.title.capitalize()),
-        axis=escape(f"Test {runs[0].metric.label}"),
-        accuracy_note=escape(_accuracy_note(comparison)),
-        result_tables="".join(f"<h3>{escape(head)}</h3>{table.html()}" for head, table in results(comparison)),
-        conditions=conditions(runs),
-        footer=escape(f"Written by fleetbed from {len(runs)} run{_s(runs)}: {', '.join(r.name for r in runs)}."),
+        dict.fromkeys(PARTS, "") | dict(written),
+        connect="connect-src 'self'" if live else "connect-src 'none'",
+        live=_asset("live.html") if live else "",
         css=_asset("report.css"),
-        js="\n".join(_asset(name) for name in SCRIPTS),
+        js="\n".join(_asset(name) for name in (*SCRIPTS, "live.js" if live else "start.js")),
         # "<" may end the script element or start a comment in it, even inside a JSON string
-        payload=data.replace("<", "\\u003c"),
+        payload=msgspec.json.encode(data).decode().replace("<", "\\u003c"),
     )
 
 
+def parts(comparison: Comparison) -> dict[str, str]:
+    """Return the parts of the page that are written here, as HTML by name."""
+    runs = runs_of(comparison.series)
+    return {
+        "title": escape(title(runs)),
+        "lead": escape(_lead(runs, comparison)),
+        "banners": "".join(f'<p class="banner">{escape(text)}</p>' for text in cautions(comparison.series)),
+        "tiles": "".join(_tile(*tile) for tile in _tiles(runs, comparison)),
+        "metric": escape(runs[0].metric.title.capitalize()),
+        "axis": escape(f"Test {runs[0].metric.label} against device time"),
+        "accuracy_note": escape(_accuracy_note(comparison)),
+        "result_tables": "".join(f"<h3>{escape(head)}</h3>{table.html()}" for head, table in results(comparison)),
+        "conditions": conditions(runs),
+        "footer": escape(f"Written by fleetbed from {len(runs)} run{_s(runs)}: {', '.join(r.name for r in runs)}."),
+    }
+
+
 def title(runs: Sequence[Run]) -> str:
-    return " and ".join(dict.fromkeys(run.config.experiment.title for run in runs))
+    """Return the titles of the studies; studies with the same title are named by their folders."""
+    names = names_of_studies(runs)
+    titles = dict.fromkeys(run.config.experiment.title for run in runs)
+    if len(titles) == len(names):
+        return " and ".join(titles)
+    return f"{' and '.join(titles)} ({', '.join(plain(study.name) for study in names)})"
 
 
 def results(comparison: Comparison) -> list[tuple[str, Table]]:
@@ -70,7 +99,7 @@ def results(comparison: Comparison) -> list[tuple[str, Table]]:
     found = []
     for group in comparison.groups:
         of = f". {series_title(group)}" if len(comparison.groups) > 1 else ""
-        found.append((f"{group.metric.title.capitalize()}{of}", _accuracy_table(group)))
+        found.append((f"{group.metric.title.capitalize()}{of}", summary_table(group, SCORES)))
         found += [
             (f"Cost to {target_text(target, group.metric)}, and speed-up over {group.base.series.label}{of}", table)
             for target, table in ((target, _target_table(group, target)) for target in group.targets)
@@ -79,33 +108,10 @@ def results(comparison: Comparison) -> list[tuple[str, Table]]:
     return [*found, ("Metrics of tasks", reported)] if reported else found
 
 
-def _accuracy_table(group: SeriesGroup) -> Table:
-    base, unit = group.base.series.label, " (points)" if group.metric is ACCURACY else ""
-    return Table(
-        ("Method", "Seeds", "Final", "Best", f"Final, difference to {base}{unit}", "Peak memory", "Dropped work"),
-        tuple(
-            (
-                summary.series.label,
-                str(len(summary.series.runs)),
-                mean_and_deviation(summary.final, group.metric),
-                mean_and_deviation(summary.best, group.metric),
-                paired_text(summary),
-                data_bytes(summary.peak_bytes),
-                percent(summary.dropped),
-            )
-            for summary in group.summaries
-        ),
-    )
-
-
 def _target_table(group: SeriesGroup, target: float) -> Table:
-    rows = []
-    for summary in group.summaries:
-        costs = [to_target_text(summary.to_target[target, axis]) for axis in AXES]
-        gains = [factor(summary.speed_up(group.base, target, axis)) for axis in COSTS[:3]]
-        rows.append((summary.series.label, *costs, *gains))
-    columns = [TITLES[axis] for axis in AXES] + [f"{TITLES[axis]}, ratio (×)" for axis in COSTS[:3]]
-    return Table(("Method", *columns), tuple(rows))
+    table = summary_table(replace(group, targets=(target,)), COSTS)
+    goal = target_text(target, group.metric)
+    return replace(table, columns=tuple(column.removesuffix(f" to {goal}") for column in table.columns))
 
 
 def _lead(runs: Sequence[Run], comparison: Comparison) -> str:
@@ -154,7 +160,8 @@ def _group_tiles(group: SeriesGroup, several: bool) -> list[tuple[str, str, str]
         if there:
             first = min(there, key=lambda summary: mean(summary.to_target[target, "time"].reached))
             gain = first.speed_up(group.base, target, "time")
-            over = f", {factor(gain)} as fast as {group.base.series.label}" if gain and first is not group.base else ""
+            by = speed_up_text(first, group.base, target, "time")
+            over = f", speed-up {by} over {group.base.series.label}" if gain and first is not group.base else ""
             time = to_target_text(first.to_target[target, "time"])
             tiles.append((f"Fastest to {target_text(target, group.metric)}{of}", time, first.series.label + over))
     return tiles
@@ -167,7 +174,7 @@ def _tile(head: str, figure: str, of: str) -> str:
 def _accuracy_note(comparison: Comparison) -> str:
     several, metric = any(len(one.runs) > 1 for one in comparison.series), comparison.series[0].metric
     spread_note = (
-        f" Lines are means over seeds, bands one standard deviation. Differences are in {unit_of(metric)}, paired by "
+        f" Lines are means over seeds, bands ± 1 standard deviation. Differences are in {metric.difference}, paired by "
         f"seed: mean and 95 % t interval with {LEAST_PAIRS} or more pairs, the difference of each pair with fewer."
     )
     return (

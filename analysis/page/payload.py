@@ -1,21 +1,21 @@
 """The data of the report page: one JSON value, made small by columns and whole numbers.
 
-Device times of tasks are counted in ticks of `tick_s` seconds, so that a task needs some 30 bytes.
+Device times of tasks are counted in ticks of `tick_s` seconds, so that a task needs some 60 bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from msgspec import structs
 
-from fleetbed.analysis.figures.style import COLOURS, Look, looks
+from fleetbed.analysis.figures.style import looks
 from fleetbed.analysis.tables.clients import OUTCOMES, ClientResources, client_rows, kind_medians
-from fleetbed.analysis.tables.compare import Comparison
-from fleetbed.analysis.tables.curves import Axis, band
+from fleetbed.analysis.tables.compare import Comparison, SeriesGroup
+from fleetbed.analysis.tables.curves import Axis, Measure, band, y_range
 from fleetbed.analysis.tables.runs import Run
 from fleetbed.analysis.tables.series import Series
 from fleetbed.analysis.tables.stragglers import (
@@ -33,7 +33,7 @@ SHOWN_AXES: tuple[Axis, ...] = ("time", "rounds", "bytes", "joules")
 PHASES = ("download", "compute", "upload")
 PATH = (*PHASES, "server", "rest")
 #: With more tasks than this on one page, only the first seed of each series has a timeline: the page stays below 5 MB.
-MOST_TASKS = 100_000
+MOST_TASKS = 50_000
 
 
 def payload(comparison: Comparison) -> dict[str, Any]:
@@ -47,11 +47,26 @@ def payload(comparison: Comparison) -> dict[str, Any]:
     return {
         "metric": {"name": metric.name, "title": metric.title.capitalize()},
         "groups": [
-            {"shown": group.shown, "title": TITLES[group.shown], "targets": list(group.targets)}
+            {
+                "shown": group.shown,
+                "title": TITLES[group.shown],
+                "targets": list(group.targets),
+                "range": _range(group),
+            }
             for group in comparison.groups
         ],
-        "series": [{"label": one.label, "shown": one.shown, **_look(look[one.method], one.policy)} for one in series],
+        "series": [
+            {
+                "label": one.label,
+                "shown": one.shown,
+                "colour": look[one.label].colour_number,
+                "marker": look[one.label].marker_number,
+                "policy": one.policy,
+            }
+            for one in series
+        ],
         "curves": {axis: [_curve(one, axis) for one in series] for axis in SHOWN_AXES},
+        "losses": [_curve(one, "time", "loss") for one in series],
         "outcomes": outcomes,
         "phases": list(PHASES),
         "path": list(PATH),
@@ -60,8 +75,9 @@ def payload(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _look(look: Look, policy: str) -> dict[str, Any]:
-    return {"colour": look.slot % len(COLOURS), "marker": look.slot // len(COLOURS), "policy": policy}
+def _range(group: SeriesGroup) -> tuple[float, float]:
+    bands = [band(one.series, "rounds") for one in group.summaries]
+    return y_range([one for one in bands if one is not None], group.targets, group.metric)
 
 
 def _with_timeline(series: Sequence[Series]) -> list[Run]:
@@ -76,8 +92,8 @@ def _with_timeline(series: Sequence[Series]) -> list[Run]:
     return chosen
 
 
-def _curve(one: Series, axis: Axis) -> dict[str, Any] | None:
-    found = band(one, axis)
+def _curve(one: Series, axis: Axis, measure: Measure = "accuracy") -> dict[str, Any] | None:
+    found = band(one, axis, measure)
     if found is None:
         return None
     deviation = [_short(value) for value in found.deviation] if found.seeds > 1 else None  # NaN becomes null: a gap
@@ -152,4 +168,14 @@ def _tasks(run: Run, outcomes: list[str]) -> dict[str, Any]:
     lengths = [task.phases() for task in tasks]
     for phase in PHASES:
         columns[phase] = [round(found.get(phase, 0.0) / tick) for found in lengths]
+    columns["cpu"] = _whole((task.cpu_s for task in tasks), 1e-3)
+    columns["peak"] = _whole((task.peak_bytes for task in tasks), 1024)
+    columns["bytes"] = _whole((task.bytes_both for task in tasks), 1)
+    columns["joules"] = _whole((task.joules for task in tasks), 1e-2)
+    columns["loss"] = _whole((task.loss for task in tasks), 1e-3)
     return columns
+
+
+def _whole(values: Iterable[float | None], unit: float) -> list[int | None]:
+    """Return values in whole units; None stays None, and so does a value that is not finite."""
+    return [None if value is None or not np.isfinite(value) else round(value / unit) for value in values]

@@ -45,6 +45,8 @@ def _write_parts(comparison: Comparison, folder: Path) -> list[Path]:
         for name, members in grouped(f"accuracy_{axis}", drawn).items():
             targets = next(group.targets for group in comparison.groups if group.shown == members[0].shown)
             written += save(curves_figure(members, axis, targets), folder / name)
+    for name, members in grouped("loss_time", [one for one in comparison.series if band(one, "time")]).items():
+        written += save(curves_figure(members, "time", (), "loss"), folder / name)
     comparing = records(comparison)
     tables = {
         "comparison": csv_text(list(comparing[0]), [list(row.values()) for row in comparing]),

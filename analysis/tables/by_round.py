@@ -7,10 +7,11 @@ from math import isnan
 from statistics import mean
 from typing import Any
 
-from fleetbed.analysis.tables.compare import Comparison, mean_and_deviation, series_title
+from fleetbed.analysis.tables.compare import Comparison
 from fleetbed.analysis.tables.curves import curve
 from fleetbed.analysis.tables.notes import cautions
 from fleetbed.analysis.tables.series import Series
+from fleetbed.analysis.tables.summary_table import mean_and_deviation, series_title
 from fleetbed.analysis.tables.units import data_bytes, digits, flops, seconds
 from fleetbed.analysis.tables.writing import Table
 
@@ -35,7 +36,7 @@ def accuracies(series: Series) -> dict[int, dict[int, float]]:
         one = curve(run, "rounds", series.shown)
         if one is None:
             continue
-        for number, accuracy in zip(one.x, one.accuracy, strict=True):
+        for number, accuracy in zip(one.x, one.y, strict=True):
             rounds.setdefault(int(number), {})[run.config.seed] = float(accuracy)
     return rounds
 

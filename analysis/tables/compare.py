@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isnan
 from statistics import mean, stdev
 from typing import Any
 
 from fleetbed.analysis.tables.curves import AXES, Axis, best_accuracy, curve, targets_of, to_target
-from fleetbed.analysis.tables.intervals import LEAST_PAIRS, Interval, difference_text, paired_interval, points, signed
+from fleetbed.analysis.tables.intervals import LEAST_PAIRS, Interval, paired_interval
 from fleetbed.analysis.tables.notes import cautions, run_differences
 from fleetbed.analysis.tables.runs import Run
 from fleetbed.analysis.tables.series import Series, base_series, by_shown, runs_of, series_of
 from fleetbed.analysis.tables.stragglers import waste
-from fleetbed.analysis.tables.units import FORMATS, MISSING, data_bytes, digits, percent, score_text, target_text
-from fleetbed.analysis.tables.writing import Table
-from fleetbed.emulator.method.series import TITLES as SERIES_TITLES
 from fleetbed.emulator.method.series import TargetSeries
 from fleetbed.emulator.records.metric import ACCURACY, Metric
 from fleetbed.profiles.errors import BadInput
@@ -28,7 +25,6 @@ TITLES: dict[Axis, str] = {
     "joules": "Energy",
     "flops": "FLOPs",
 }
-COSTS: tuple[Axis, ...] = ("time", "bytes", "joules", "flops")
 
 
 @dataclass(frozen=True)
@@ -49,24 +45,41 @@ class ToTarget:
 
 
 @dataclass(frozen=True)
+class Tightest:
+    """The task that came closest to the memory cap of its device."""
+
+    device: str
+    peak_bytes: int
+    cap_bytes: int
+
+
+@dataclass(frozen=True)
 class MethodSummary:
     series: Series
     final: dict[int, float]  # by seed; NaN if the run had diverged
     best: dict[int, float]
     to_target: dict[tuple[float, Axis], ToTarget]
-    peak_bytes: int | None
-    dropped: float | None  # the fraction of all FLOPs whose result was never merged
+    peak_bytes: dict[int, int]  # by seed
+    dropped: dict[int, float]  # by seed: the fraction of all FLOPs whose result was never merged
+    tightest: Tightest | None
+    degraded: bool  # whether the host was too slow for the plan in any of its runs
     difference: Interval | None  # of the final accuracy to the base, paired by seed; None for the base itself
 
     def speed_up(self, base: MethodSummary, target: float, axis: Axis) -> float | None:
         """Return base / own cost over common seeds; None unless all of them reached the target."""
-        own, other = self.to_target[target, axis], base.to_target[target, axis]
-        pairs = [(own.by_seed[seed], other.by_seed[seed]) for seed in own.by_seed.keys() & other.by_seed.keys()]
-        spent = [(mine, theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
-        if not spent or len(spent) < len(pairs):
-            return None
+        spent = self._spent(base, target, axis)
         total = sum(mine for mine, _ in spent)
         return sum(theirs for _, theirs in spent) / total if total else None
+
+    def ratios(self, base: MethodSummary, target: float, axis: Axis) -> list[float]:
+        """Return base / own cost of each common seed; nothing unless all of them reached the target."""
+        return [theirs / mine for mine, theirs in self._spent(base, target, axis) if mine]
+
+    def _spent(self, base: MethodSummary, target: float, axis: Axis) -> list[tuple[float, float]]:
+        own, other = self.to_target[target, axis], base.to_target[target, axis]
+        pairs = [(own.by_seed[seed], other.by_seed[seed]) for seed in sorted(own.by_seed.keys() & other.by_seed.keys())]
+        spent = [(mine, theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
+        return spent if len(spent) == len(pairs) else []
 
 
 @dataclass(frozen=True)
@@ -131,9 +144,7 @@ def summarise_methods(series: Sequence[Series], base: Series, targets: Sequence[
         own, other = final[one.label], final[base.label]
         pairs = {seed: own[seed] - other[seed] for seed in sorted(own.keys() & other.keys())}
         pairs = {seed: difference for seed, difference in pairs.items() if not isnan(difference)}
-        flops = sum(task.flops for run in one.runs for task in run.tasks if task.compute_start_s is not None)
-        lost = sum(group.flops for run in one.runs for group in waste(run).values())
-        peaks = [task.peak_bytes for run in one.runs for task in run.tasks if task.peak_bytes is not None]
+        peaks = {run.config.seed: [task.peak_bytes for task in run.tasks if task.peak_bytes] for run in one.runs}
         summaries.append(
             MethodSummary(
                 series=one,
@@ -144,12 +155,28 @@ def summarise_methods(series: Sequence[Series], base: Series, targets: Sequence[
                     for target in targets
                     for axis in AXES
                 },
-                peak_bytes=max(peaks, default=None),
-                dropped=lost / flops if flops else None,
+                peak_bytes={seed: max(found) for seed, found in peaks.items() if found},
+                dropped={run.config.seed: part for run in one.runs if (part := _dropped(run)) is not None},
+                tightest=_tightest(one.runs),
+                degraded=any(run.about.degraded for run in one.runs),
                 difference=paired_interval(pairs) if pairs and one is not base else None,
             )
         )
     return summaries
+
+
+def _dropped(run: Run) -> float | None:
+    flops = sum(task.flops for task in run.tasks if task.compute_start_s is not None)
+    return sum(group.flops for group in waste(run).values()) / flops if flops else None
+
+
+def _tightest(runs: Sequence[Run]) -> Tightest | None:
+    measured = [(run, task) for run in runs for task in run.tasks if task.peak_bytes and task.cap_bytes]
+    if not measured:
+        return None
+    run, task = max(measured, key=lambda pair: (pair[1].peak_bytes or 0) / pair[1].cap_bytes)
+    device = next(client.device for client in run.clients if client.client == task.client)
+    return Tightest(device, task.peak_bytes or 0, task.cap_bytes)
 
 
 def _taken(series: Series, axis: Axis, target: float) -> dict[int, float | None]:
@@ -162,38 +189,8 @@ def _accuracies(series: Series) -> tuple[dict[int, float], dict[int, float]]:
     """Return the last and the best accuracy, each by seed."""
     curves = {run.config.seed: curve(run, "rounds", series.shown) for run in series.runs}
     known = {seed: one for seed, one in curves.items() if one is not None}
-    last = {seed: float(one.accuracy[-1]) for seed, one in known.items()}
+    last = {seed: float(one.y[-1]) for seed, one in known.items()}
     return last, {seed: best_accuracy(one) for seed, one in known.items()}
-
-
-def tables(comparison: Comparison) -> list[Table]:
-    """Return tables for people: means and deviations with units, one table for each target series shown."""
-    found = [_table(group, len(comparison.groups) > 1) for group in comparison.groups]
-    return [*found[:-1], replace(found[-1], notes=comparison.notes)]
-
-
-def _table(group: SeriesGroup, titled: bool) -> Table:
-    base, metric = group.base, group.metric
-    columns = ["Method", "Seeds", f"Final {metric.title}", f"Best {metric.title}", f"Difference to {base.series.label}"]
-    for target in group.targets:
-        goal = target_text(target, metric)
-        columns += [f"{TITLES[axis]} to {goal}" for axis in COSTS]
-        columns.append(f"Speed-up to {goal}")
-    columns += ["Peak memory", "Dropped work"]
-    rows = []
-    for summary in group.summaries:
-        cells = [summary.series.label, str(len(summary.series.runs))]
-        cells += [mean_and_deviation(found, metric) for found in (summary.final, summary.best)]
-        cells.append(paired_text(summary))
-        for target in group.targets:
-            cells += [to_target_text(summary.to_target[target, axis]) for axis in COSTS]
-            cells.append(factor(summary.speed_up(base, target, "time")))
-        rows.append((*cells, data_bytes(summary.peak_bytes), percent(summary.dropped)))
-    return Table(tuple(columns), tuple(rows), title=series_title(group) if titled else "")
-
-
-def series_title(group: SeriesGroup) -> str:
-    return f"Series {group.shown}: {SERIES_TITLES[group.shown]}"
 
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:
@@ -226,16 +223,26 @@ def _record(summary: MethodSummary, group: SeriesGroup, comparison: Comparison, 
         "difference_low": interval.low if interval else None,
         "difference_high": interval.high if interval else None,
         **{f"difference_seed_{seed}": (interval or _NONE).by_seed.get(seed) for seed in seeds},
-        "peak_bytes": summary.peak_bytes,
-        "dropped": summary.dropped,
+        "peak_bytes": max(summary.peak_bytes.values(), default=None),
+        "peak_bytes_sd": _deviation(summary.peak_bytes),
+        "tightest_device": summary.tightest.device if summary.tightest else None,
+        "tightest_peak_bytes": summary.tightest.peak_bytes if summary.tightest else None,
+        "tightest_cap_bytes": summary.tightest.cap_bytes if summary.tightest else None,
+        "dropped": _mean(summary.dropped),
+        "dropped_sd": _deviation(summary.dropped),
+        "degraded": summary.degraded,
     }
     for target in comparison.targets:
         here = target in group.targets
         for axis in AXES:
             to = summary.to_target[target, axis] if here else None
-            row[f"{axis}_to_{target:g}"] = mean(to.reached) if to and to.always else None
+            always = to is not None and to.always
+            row[f"{axis}_to_{target:g}"] = mean(to.reached) if to and always else None
+            row[f"{axis}_to_{target:g}_sd"] = stdev(to.reached) if to and always and len(to.reached) > 1 else None
         row[f"reached_{target:g}"] = len(summary.to_target[target, "time"].reached) if here else None
         row[f"speed_up_{target:g}"] = summary.speed_up(group.base, target, "time") if here else None
+        ratios = summary.ratios(group.base, target, "time") if here else []
+        row[f"speed_up_{target:g}_sd"] = stdev(ratios) if len(ratios) > 1 else None
     return row
 
 
@@ -251,60 +258,19 @@ def _deviation(by_seed: Mapping[int, float]) -> float | None:
     return stdev(known) if len(known := _known(by_seed)) > 1 else None
 
 
-def mean_and_deviation(by_seed: Mapping[int, float], metric: Metric = ACCURACY) -> str:
-    """Format mean and standard deviation over seeds; seeds that diverged are excluded, but their number is shown."""
-    values = _known(by_seed)
-    lost = len(by_seed) - len(values)
-    if not values:
-        return "diverged" if lost else MISSING
-    if len(values) == 1:
-        text = score_text(values[0], metric)
-    elif metric is ACCURACY:
-        text = f"{100 * mean(values):.1f} ± {100 * stdev(values):.1f} %"
-    else:
-        text = f"{digits(mean(values))} ± {digits(stdev(values))}"
-    return f"{text} ({lost} of {len(by_seed)} seeds diverged)" if lost else text
-
-
-def paired_text(summary: MethodSummary) -> str:
-    if summary.difference is None:
-        return MISSING
-    return difference_text(summary.difference, points if summary.series.metric is ACCURACY else signed)
-
-
-def to_target_text(to: ToTarget) -> str:
-    """Format the mean over seeds if all of them reached the target."""
-    if not to.by_seed:
-        return MISSING
-    if to.always:
-        return FORMATS[to.axis](mean(to.reached))
-    if not to.reached:
-        return "not reached"
-    return f"reached by {len(to.reached)} of {len(to.by_seed)}"
-
-
-def factor(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.2f}×"
-
-
-def plural(metric: Metric) -> str:
-    return "Accuracies" if metric is ACCURACY else "Mean absolute errors"
-
-
-def unit_of(metric: Metric) -> str:
-    return "percentage points" if metric is ACCURACY else "the unit of the labels"
-
-
 def _notes(groups: Sequence[SeriesGroup]) -> list[str]:
     series = [summary.series for group in groups for summary in group.summaries]
     runs = runs_of(series)
     notes, metric = cautions(series), series[0].metric
     if any(len(one.runs) > 1 for one in series):
-        notes.append(f"{plural(metric)} are mean ± standard deviation over seeds.")
+        notes.append(
+            "Figures are mean ± standard deviation over seeds; a speed-up is the ratio of the mean times, and ± the "
+            "deviation of the ratio over seeds."
+        )
     if any(summary.difference for group in groups for summary in group.summaries):
         notes.append(
-            f"Differences of the final {metric.title} are in {unit_of(metric)} and paired by seed: the mean and its "
-            f"95 % t interval with {LEAST_PAIRS} or more pairs, the difference of each pair with fewer."
+            f"Differences of the final {metric.title} are in {metric.difference} and paired by seed: the mean and its 95 % "
+            f"t interval with {LEAST_PAIRS} or more pairs, the difference of each pair with fewer."
         )
     if any(task.joules is None for run in runs for task in run.tasks):
         notes.append("Energy covers only the devices whose profile states their power.")

@@ -1,4 +1,4 @@
-"""Curves of accuracy against device time, rounds, bytes, joules and FLOPs, for one run and over seeds."""
+"""Curves of accuracy or loss against device time, rounds, bytes, joules and FLOPs, for one run and over seeds."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ from fleetbed.emulator.records.tables import EvaluationRow
 
 Axis = Literal["time", "rounds", "bytes", "joules", "flops"]
 AXES: tuple[Axis, ...] = ("time", "rounds", "bytes", "joules", "flops")
+Measure = Literal["accuracy", "loss"]
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy as a step function of x, because a model does not change until the next evaluation.
+    """Accuracy or loss as a step function of x, because a model does not change until the next evaluation.
 
-    Where labels are numbers it is the mean absolute error. It is NaN, a gap in the curve, if all models had diverged.
+    Where labels are numbers it is the mean absolute error in place of the accuracy. A value is NaN, a gap in the curve,
+    if all models had diverged.
     """
 
     x: Floats
-    accuracy: Floats
+    y: Floats
     metric: Metric = ACCURACY
 
     def first_reaching(self, target: float) -> float | None:
         above = self.metric.higher_is_better
-        reached = np.flatnonzero(self.accuracy >= target if above else self.accuracy <= target)
+        reached = np.flatnonzero(self.y >= target if above else self.y <= target)
         return float(self.x[reached[0]]) if len(reached) else None
 
 
@@ -65,8 +67,15 @@ def mean_accuracy(evaluations: Sequence[EvaluationRow]) -> float:
     return float(np.average(values, weights=[evaluation.samples for evaluation in evaluations]))
 
 
+def mean_loss(evaluations: Sequence[EvaluationRow]) -> float:
+    """Return the mean over models with a finite loss, weighted by test samples; NaN if all diverged."""
+    known = [(one.loss, one.samples) for one in evaluations if one.loss is not None and not one.diverged]
+    losses, samples = [loss for loss, _ in known], [count for _, count in known]
+    return float(np.average(losses, weights=samples)) if known else float("nan")
+
+
 @lru_cache(maxsize=512)  # a report uses each several times
-def curve(run: Run, axis: Axis, shown: TargetSeries) -> Curve | None:
+def curve(run: Run, axis: Axis, shown: TargetSeries, measure: Measure = "accuracy") -> Curve | None:
     """Return the curve; None if the run has no such evaluation, or (joules) if no device states its power."""
     by_version: dict[int, list[EvaluationRow]] = {}
     for evaluation in counted(run.evaluations, shown):
@@ -74,18 +83,19 @@ def curve(run: Run, axis: Axis, shown: TargetSeries) -> Curve | None:
     if not by_version:
         return None
     groups = [by_version[version] for version in sorted(by_version)]
-    accuracy = np.array([mean_accuracy(group) for group in groups])
+    average = mean_accuracy if measure == "accuracy" else mean_loss
+    y = np.array([average(group) for group in groups])
     times = np.array([group[0].device_s for group in groups])
     if axis == "time":
-        return Curve(times, accuracy, run.metric)
+        return Curve(times, y, run.metric)
     if axis == "rounds":
-        return Curve(np.array([float(group[0].round) for group in groups]), accuracy, run.metric)
+        return Curve(np.array([float(group[0].round) for group in groups]), y, run.metric)
     spent = _spending(run, axis)
     if spent is None:
         return None
     moments, amounts = spent
     total = np.concatenate([[0.0], np.cumsum(amounts)])
-    return Curve(total[np.searchsorted(moments, times, side="right")], accuracy, run.metric)
+    return Curve(total[np.searchsorted(moments, times, side="right")], y, run.metric)
 
 
 def _spending(run: Run, axis: Axis) -> tuple[Floats, Floats] | None:
@@ -106,45 +116,45 @@ def _spending(run: Run, axis: Axis) -> tuple[Floats, Floats] | None:
     return table[:, 0], table[:, 1]
 
 
-def band(series: Series, axis: Axis, points: int = 200) -> Band | None:
+def band(series: Series, axis: Axis, measure: Measure = "accuracy", points: int = 200) -> Band | None:
     """Return mean and deviation over the seeds of a series; each point is after the same round in all of them.
 
-    On the other axes its position is the mean cost up to that round. A finished run keeps its last accuracy until the
+    On the other axes its position is the mean cost up to that round. A finished run keeps its last value until the
     longest run ends; an unfinished run counts only as far as it went.
     """
     found = []
     for run in series.runs:
-        rounds, one = curve(run, "rounds", series.shown), curve(run, axis, series.shown)
+        rounds, one = (curve(run, each, series.shown, measure) for each in ("rounds", axis))
         if rounds is not None and one is not None:
-            found.append((run.finished, dict(zip(rounds.x, zip(one.x, one.accuracy, strict=True), strict=True))))
+            found.append((run.finished, dict(zip(rounds.x, zip(one.x, one.y, strict=True), strict=True))))
     if not found:
         return None
     numbers = np.array(sorted({number for _, by_round in found for number in by_round}))
     if len(numbers) > points:
         numbers = np.unique(np.concatenate([numbers[:: len(numbers) // points + 1], numbers[-1:]]))
-    x, accuracy = np.full((2, len(found), len(numbers)), np.nan)
+    x, y = np.full((2, len(found), len(numbers)), np.nan)
     for row, (finished, by_round) in enumerate(found):
         for column, number in enumerate(numbers):
             if number in by_round:
-                x[row, column], accuracy[row, column] = by_round[number]
+                x[row, column], y[row, column] = by_round[number]
             elif finished and number > max(by_round):
-                accuracy[row, column] = by_round[max(by_round)][1]
-    count = (~np.isnan(accuracy)).sum(axis=0)
-    mean = np.where(count > 0, np.nansum(accuracy, axis=0) / np.maximum(count, 1), np.nan)
-    deviation = np.sqrt(np.nansum((accuracy - mean) ** 2, axis=0) / np.maximum(count - 1, 1))
+                y[row, column] = by_round[max(by_round)][1]
+    count = (~np.isnan(y)).sum(axis=0)
+    mean = np.where(count > 0, np.nansum(y, axis=0) / np.maximum(count, 1), np.nan)
+    deviation = np.sqrt(np.nansum((y - mean) ** 2, axis=0) / np.maximum(count - 1, 1))
     # the mean must not go back when only slower seeds are left
     return Band(np.maximum.accumulate(np.nanmean(x, axis=0)), mean, deviation, len(found))
 
 
 def to_target(run: Run, axis: Axis, target: float, shown: TargetSeries) -> float | None:
-    """Return the cost until an evaluation was first as good as the target or better; None if it never was."""
+    """Return the cost until an evaluation was first as good as the target; None if it never was."""
     one = curve(run, axis, shown)
     return None if one is None else one.first_reaching(target)
 
 
 def best_accuracy(one: Curve) -> float:
     """Return the highest accuracy, or the lowest error; NaN if there is none."""
-    known = one.accuracy[~np.isnan(one.accuracy)]
+    known = one.y[~np.isnan(one.y)]
     if not len(known):
         return float("nan")
     return float(known.max() if one.metric.higher_is_better else known.min())
@@ -161,8 +171,22 @@ def targets_of(runs: Sequence[Run], base: Series, asked: Sequence[float]) -> tup
         return ()
     curves = {run: one for run in [*base.runs, *runs] if (one := curve(run, "rounds", base.shown)) is not None}
     best = [best_accuracy(curves[run]) for run in base.runs if run in curves]
-    untrained = [one.accuracy[0] for one in curves.values() if one.x[0] == 0]
+    untrained = [one.y[0] for one in curves.values() if one.x[0] == 0]
     if not best or np.isnan([*best, *untrained]).any():
         return ()
     step = float(np.floor(min(best) * 20 + 1e-9) / 20)
     return (step,) if step > max(untrained, default=0.0) else ()
+
+
+def y_range(bands: Sequence[Band], targets: Sequence[float], metric: Metric = ACCURACY) -> tuple[float, float]:
+    """Return the ends of the axis for these curves, with room for bands and targets.
+
+    For accuracies they are multiples of 5 %; an error begins at 0.
+    """
+    low = [value for one in bands for value in one.mean - one.deviation if not np.isnan(value)]
+    high = [value for one in bands for value in one.mean + one.deviation if not np.isnan(value)]
+    if metric is not ACCURACY:
+        return 0.0, 1.05 * max([*high, *targets], default=1.0) or 1.0
+    bottom = max(0.0, np.floor(min([*low, *targets], default=0.0) * 20) / 20)
+    top = np.ceil(max([*high, *(target + 0.02 for target in targets)], default=0.0) * 20) / 20
+    return float(bottom), float(max(bottom + 0.05, min(1.0, top)))

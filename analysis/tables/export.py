@@ -103,7 +103,7 @@ def _points(run: Run, shown: TargetSeries) -> Iterator[tuple[int, float, float]]
     """Round, device seconds and accuracy of each evaluation in which not all models had diverged."""
     rounds, times = curve(run, "rounds", shown), curve(run, "time", shown)
     if rounds is not None and times is not None:
-        for number, moment, accuracy in zip(rounds.x, times.x, times.accuracy, strict=True):
+        for number, moment, accuracy in zip(rounds.x, times.x, times.y, strict=True):
             if not isnan(accuracy):
                 yield int(number), float(moment), float(accuracy)
 

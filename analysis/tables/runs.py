@@ -64,6 +64,11 @@ class Run:
     def name(self) -> str:
         return plain(self.folder.name)
 
+    @property
+    def study(self) -> Path:
+        """The folder of its study."""
+        return self.folder.parent
+
     @cached_property
     def about(self) -> About:
         return msgspec.convert(self.meta, About)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -16,6 +17,7 @@ from fleetbed.emulator.method.series import TARGET_SERIES, TargetSeries, default
 from fleetbed.emulator.records.metric import Metric
 from fleetbed.profiles.errors import BadInput, nearest
 from fleetbed.profiles.experiment import RunConfig
+from fleetbed.profiles.yaml_text import plain
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,8 @@ def series_of(runs: Sequence[Run], asked: str | None = None) -> list[Series]:
     groups: dict[bytes, list[Run]] = {}
     for run in sorted(runs, key=_place):
         groups.setdefault(_key(run.config), []).append(run)
-    members = list(groups.values())
-    labels = _labels([runs[0].config for runs in members])
+    members = [part for group in groups.values() for part in _by_study(group)]
+    labels = _labels([group[0] for group in members])
     for label, group in zip(labels, members, strict=True):
         seeds = [run.config.seed for run in group]
         if len(set(seeds)) < len(seeds):
@@ -149,16 +151,36 @@ def _key(config: RunConfig) -> bytes:
     return msgspec.json.encode(setting)
 
 
-def _labels(configs: Sequence[RunConfig]) -> list[str]:
-    """Return the titles of the methods, with as much more as is needed to distinguish the series."""
+def _by_study(runs: Sequence[Run]) -> list[list[Run]]:
+    """Split runs of equal settings by study if their seeds repeat, as in a study that was done twice."""
+    seeds = [run.config.seed for run in runs]
+    if len(set(seeds)) == len(seeds):
+        return [list(runs)]
+    studies = dict.fromkeys(run.study for run in runs)
+    return [[run for run in runs if run.study == study] for study in studies]
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Return the method's titles, with as much more as is needed to distinguish the series."""
+    study_names = names_of_studies(runs)
     ways = (
-        lambda c: c.title,
-        lambda c: f"{c.title}, {c.policy.title}",
-        lambda c: f"{c.title}, {short_text(c.policy).removeprefix('kind=') or 'sync'}",
-        lambda c: f"{c.title}, {c.policy.title}, {c.experiment.title}",
+        lambda run: run.config.title,
+        lambda run: f"{run.config.title}, {run.config.policy.title}",
+        lambda run: f"{run.config.title}, {short_text(run.config.policy).removeprefix('kind=') or 'sync'}",
+        lambda run: f"{run.config.title}, {run.config.policy.title}, {study_names[run.study]}",
     )
     for way in ways:
-        labels = [way(config) for config in configs]
+        labels = [way(run) for run in runs]
         if len(set(labels)) == len(labels):
             return labels
     return [f"{label} ({number})" for number, label in enumerate(labels, start=1)]
+
+
+def names_of_studies(runs: Sequence[Run]) -> dict[Path, str]:
+    """Name each study by its title or, where titles coincide, by its folder."""
+    titles = {run.study: run.config.experiment.title for run in runs}
+    names = {study: plain(study.name) for study in titles}
+    if len(set(names.values())) < len(names):
+        names = {study: plain(str(study)) for study in titles}
+    once = [title for title in titles.values() if list(titles.values()).count(title) == 1]
+    return {study: title if title in once else names[study] for study, title in titles.items()}

@@ -47,6 +47,7 @@ class ClientParticipation:
     tasks: int
     merged: int
     last: int  # the number of merges that waited for a client of this kind
+    without_s: float | None  # mean duration of a round without this kind; None if rounds have no end or no other kind
 
 
 @lru_cache(maxsize=64)  # a report uses them five times
@@ -133,9 +134,43 @@ def participation(run: Run) -> list[ClientParticipation]:
     tasks = Counter(kind[task.client] for task in run.tasks)
     merged = Counter(kind[task.client] for task in run.tasks if task.merged_version is not None)
     last = Counter(kind[client] for client, times, _ in waited_for(round_costs(run)) for _ in range(times))
+    without = rounds_without(run)
     return [
-        ClientParticipation(device, clients[device], tasks[device], merged[device], last[device]) for device in clients
+        ClientParticipation(device, clients[device], tasks[device], merged[device], last[device], without.get(device))
+        for device in clients
     ]
+
+
+def rounds_without(run: Run) -> dict[str, float]:
+    """Return the mean duration that rounds would have had without each kind of device, for kinds that can be spared.
+
+    A round ends when the last of the others has ended, unless one of them was still not there when it was closed: then
+    it would have waited just as long.
+    """
+    if run.config.policy.kind not in ROUND_POLICIES or not run.rounds:
+        return {}
+    kind = {client.client: client.device for client in run.clients}
+    invited: dict[tuple[int, str], list[TaskRow]] = {}
+    for task in run.tasks:
+        invited.setdefault((task.round, task.stage), []).append(task)
+    found = {}
+    for device in dict.fromkeys(kind.values()):
+        durations = []
+        for one in run.rounds:
+            others = [task for task in invited.get((one.round, one.stage), []) if kind[task.client] != device]
+            if any(task.merged_version == one.version for task in others):
+                durations.append(_duration_of(one, others))
+        if len(durations) == len(run.rounds):
+            found[device] = sum(durations) / len(durations)
+    return found
+
+
+def _duration_of(one: RoundRow, tasks: Sequence[TaskRow]) -> float:
+    """Return the duration that a round would have had with these tasks alone."""
+    closed_s = one.device_end_s - one.server_s
+    missing = any(task.merged_version != one.version and task.end_s >= closed_s - 1e-6 for task in tasks)
+    end_s = closed_s if missing else min(closed_s, max(task.end_s for task in tasks))
+    return one.device_end_s - one.device_start_s - (closed_s - end_s)
 
 
 def staleness(run: Run) -> dict[int, int]:

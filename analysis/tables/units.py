@@ -8,6 +8,7 @@ from fleetbed.emulator.records.metric import ACCURACY, Metric
 
 MISSING = "–"
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_BINARY = ((2.0**50, "PiB"), (2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"))
 _SPANS = ((2 * 86_400.0, 86_400.0, "d"), (2 * 3600.0, 3600.0, "h"), (120.0, 60.0, "min"))
 
 
@@ -18,7 +19,9 @@ def scale(largest: float, axis: str) -> tuple[float, str]:
         return next(((size, unit) for least, size, unit in _SPANS if largest >= least), below)
     if axis == "rounds":
         return 1.0, ""
-    unit = {"bytes": "B", "joules": "J", "flops": "FLOP"}[axis]
+    if axis == "bytes":  # binary, as memory is stated everywhere, so that traffic can be set against it
+        return next(((size, unit) for size, unit in _BINARY if largest >= size), (1.0, "B"))
+    unit = {"joules": "J", "flops": "FLOP"}[axis]
     return next(((size, prefix + unit) for size, prefix in _PREFIXES if largest >= size), (1.0, unit))
 
 
@@ -43,7 +46,6 @@ def _quantity(axis: str) -> Callable[[float | None], str]:
 
 
 seconds = _quantity("time")
-count = _quantity("rounds")
 data_bytes = _quantity("bytes")
 joules = _quantity("joules")
 flops = _quantity("flops")
@@ -76,12 +78,3 @@ def of_field(name: str, value: object) -> str:
         if fits:
             return form(value)
     return digits(value)
-
-
-FORMATS: dict[str, Callable[[float | None], str]] = {
-    "time": seconds,
-    "rounds": count,
-    "bytes": data_bytes,
-    "joules": joules,
-    "flops": flops,
-}

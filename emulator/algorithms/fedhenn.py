@@ -40,7 +40,7 @@ from fleetbed.emulator.method.algorithm import (
 )
 from fleetbed.emulator.method.bundle import Bundle, Value
 from fleetbed.emulator.method.description import Description
-from fleetbed.emulator.method.local_training import keep_model, loss_step, own_targets, own_tensors, train
+from fleetbed.emulator.method.local_training import cross_entropy_step, keep_model, own_targets, own_tensors, train
 from fleetbed.models.base import Net, Tensors
 from fleetbed.models.work import ServerWork, Work
 from fleetbed.profiles.errors import BadInput
@@ -134,7 +134,7 @@ class Method(Algorithm):
         received = job.message.tensors
         if job.assignment.stage == "gram":
             return Reply(message=Bundle({"gram": self.gram_of(model, received["rad"])}))
-        step = loss_step(model)
+        step = cross_entropy_step(model)
         if received:
             eta = job.message.value("eta", float)
             step = alignment.step(job, model, eta, received["rad"], received["gram"], self.params)

@@ -28,7 +28,7 @@ from fleetbed.emulator.bases.personal import PersonalHead
 from fleetbed.emulator.method.algorithm import Assignment, Job, Reply
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.description import Description
-from fleetbed.emulator.method.local_training import Step, foreign_batch, loss_step, own_tensors, train
+from fleetbed.emulator.method.local_training import Step, cross_entropy_step, foreign_batch, own_tensors, train
 from fleetbed.emulator.method.optimizers import Stepper
 from fleetbed.emulator.method.schedule import steps_of
 from fleetbed.models.base import Net, label_loss
@@ -86,7 +86,7 @@ class Method(PersonalHead):
             metrics |= train(job, model, head_step(model), epochs=self.params.head_epochs, phase="head")
         if self.params.rep_epochs:
             train_only(model, head=False)
-            metrics |= train(job, model, loss_step(model), epochs=self.params.rep_epochs)
+            metrics |= train(job, model, cross_entropy_step(model), epochs=self.params.rep_epochs)
         return self.reply(job, model, start, metrics)
 
 

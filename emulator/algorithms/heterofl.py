@@ -33,7 +33,7 @@ from fleetbed.emulator.bases.averaging import Averaging, Means
 from fleetbed.emulator.method.algorithm import Arrival, Assignment, Context, Expected, Job, Needs, Spec
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.description import Description
-from fleetbed.emulator.method.local_training import Step, loss_step
+from fleetbed.emulator.method.local_training import Step, cross_entropy_step
 from fleetbed.models.base import Net, Tensors, label_loss
 from fleetbed.models.work import Work
 from fleetbed.profiles.errors import BadInput
@@ -101,7 +101,7 @@ class Method(Averaging):
         def masked_loss(z: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(z.masked_fill(absent.to(z.device), 0.0), y)
 
-        return loss_step(model, clip, masked_loss if is_masked and bool(absent.any()) else label_loss)
+        return cross_entropy_step(model, clip, masked_loss if is_masked and bool(absent.any()) else label_loss)
 
     def extras(self, job: Job, model: Net, start: Tensors) -> Bundle:
         """The set of classes that the client has samples of."""

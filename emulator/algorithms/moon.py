@@ -33,7 +33,7 @@ from fleetbed.emulator.bases.features import cut_shapes
 from fleetbed.emulator.method.algorithm import Arrival, Assignment, Client, Job, Needs
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.description import Description
-from fleetbed.emulator.method.local_training import Step, foreign_batch, keep_model, own_tensors
+from fleetbed.emulator.method.local_training import Step, foreign_batch, frozen, keep_model, own_tensors
 from fleetbed.emulator.method.optimizers import Stepper
 from fleetbed.models.base import Net, Tensors, label_loss
 from fleetbed.models.work import Pass, Work
@@ -121,9 +121,3 @@ class Method(Averaging):
 def contrast(z: Tensor, z_g: Tensor, z_p: Tensor, temperature: float) -> Tensor:
     """-log of the share of z_g: log(1 + exp((cos(z, z_p) - cos(z, z_g)) / T)), the mean over the batch."""
     return F.softplus((F.cosine_similarity(z, z_p) - F.cosine_similarity(z, z_g)) / temperature).mean()
-
-
-def frozen(job: Job, tensors: Tensors) -> Net:
-    """The client's variant on these very tensors, which nothing changes."""
-    net = job.context.family.load(job.client.variant, job.context.spec, tensors, "a model of the client")
-    return net.eval().requires_grad_(False)

@@ -25,9 +25,9 @@ from fleetbed.emulator.method.algorithm import (
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.description import Description
 from fleetbed.emulator.method.local_training import (
+    cross_entropy_step,
     keep_model,
     kept_models,
-    loss_step,
     own_optimizer,
     own_targets,
     own_tensors,
@@ -83,7 +83,7 @@ class Method(Algorithm):
         metrics = train(
             job,
             model,
-            loss_step(model),
+            cross_entropy_step(model),
             optimizer=optimizer,
             steps=self.params.steps,
             batch=self.params.batch,

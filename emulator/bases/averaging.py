@@ -39,7 +39,7 @@ from fleetbed.emulator.method.bundle import Bundle, Value, prefixed
 from fleetbed.emulator.method.local_training import (
     MODEL,
     Step,
-    loss_step,
+    cross_entropy_step,
     own_targets,
     own_tensors,
     train,
@@ -169,8 +169,11 @@ class Averaging(Algorithm):
         if self.is_partial or not self.buffers:
             start = {**own_tensors(job), **start}
         model = job.model(start)
-        metrics = train(job, model, self.local_step(job, model, start), epochs=self.epochs(job))
-        return self.reply(job, model, start, metrics)
+        return self.reply(job, model, start, self.train(job, model, start))
+
+    def train(self, job: Job, model: Net, start: Tensors) -> dict[str, float]:
+        """Train the client's model; returns metrics."""
+        return train(job, model, self.local_step(job, model, start), epochs=self.epochs(job))
 
     def reply(self, job: Job, model: Net, start: Tensors, metrics: dict[str, float]) -> Reply:
         """The trained weights that travel, what goes with them, and what the client keeps."""
@@ -185,7 +188,7 @@ class Averaging(Algorithm):
 
     def local_step(self, job: Job, model: Net, start: Tensors) -> Step:
         """What a client does with a mini-batch; `start` is what the model was before the first one."""
-        return loss_step(model)
+        return cross_entropy_step(model)
 
     def extras(self, job: Job, model: Net, start: Tensors) -> Bundle:
         """What a client sends besides its weights. A slash in a tensor's name tells it from them.

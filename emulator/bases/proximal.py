@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from fleetbed.emulator.bases.averaging import Averaging
 from fleetbed.emulator.method.algorithm import Assignment, Job
 from fleetbed.emulator.method.bundle import Bundle
-from fleetbed.emulator.method.local_training import Step, loss_step, proximal
+from fleetbed.emulator.method.local_training import Step, cross_entropy_step, proximal
 from fleetbed.models.base import Net, Tensors
 from fleetbed.models.work import Work
 
@@ -21,4 +21,4 @@ class Proximal(Averaging):
         return replace(super().work(state, assignment), parameter_passes=2 if self.mu else 0)
 
     def local_step(self, job: Job, model: Net, start: Tensors) -> Step:
-        return loss_step(model, proximal(model, start, self.mu))
+        return cross_entropy_step(model, proximal(model, start, self.mu))

@@ -14,19 +14,18 @@ import torch
 import zmq
 from msgspec import Struct
 
-from fleetbed.emulator.checks.memory_meter import STEPS, Case
+from fleetbed.emulator.checks.memory_meter import STEPS, Case, workplace
 from fleetbed.emulator.limits import clean_leftovers
 from fleetbed.emulator.machine import interpreter
 from fleetbed.emulator.machine.calibration import THREAD_VARIABLES
 from fleetbed.emulator.machine.host import cpu_model
-from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.method.algorithm import Algorithm, Assignment
 from fleetbed.emulator.wire import codec
 from fleetbed.emulator.wire.messages import Train, Trained, from_worker
 from fleetbed.emulator.wire.shared_memory import SharedMemory
 from fleetbed.models.base import InputSpec
 from fleetbed.models.cost.predict import cost
 from fleetbed.models.families.lookup import family
-from fleetbed.models.work import Work
 from fleetbed.profiles.errors import FleetbedError
 from fleetbed.profiles.experiment import Data, Optimizer
 
@@ -36,7 +35,9 @@ IMAGE = InputSpec((3, 32, 32), 10)
 IMAGES = {"vit-layer": InputSpec((3, 64, 64), 10)}  # its patches are 16x16
 TEXT = InputSpec((Data().tokens,), 2, Data().vocabulary)
 WINDOW = InputSpec((3, 128), 5)
-HEADER = ("family", "variant", "input", "optimiser", "batch", "predicted MiB", "measured MiB", "error")
+#: the methods that families are made for, where it is not plain training
+METHODS = {"resnet-exit": "scalefl", "resnet-depth": "depthfl", "resnet-segment": "fedepth"}
+HEADER = ("family", "variant", "method", "input", "optimiser", "batch", "predicted MiB", "measured MiB", "error")
 PAGE = """# Memory: prediction against measurement
 
 Made by `fleetbed models check-memory --out docs/memory-prediction.md`.
@@ -72,6 +73,7 @@ class MemoryResult(Struct, frozen=True):
         return (
             case.family,
             case.variant,
+            case.method,
             "x".join(map(str, case.spec.shape)),
             case.optimizer.name,
             str(case.batch),
@@ -104,7 +106,10 @@ def summarise_memory(results: Sequence[MemoryResult]) -> MemorySummary:
 
 
 def standard_cases(families: Sequence[str], batches: Sequence[int], *, every: bool) -> Iterator[Case]:
-    """Yield cases for each family at a usual input: its smallest, middle and largest variant, or all variants."""
+    """Yield cases for each family at a usual input: its smallest, middle and largest variant, or all variants.
+
+    A family that is made for a method is trained by it, others as FedAvg does.
+    """
     for name in families:
         chosen = family(name)
         usual = {"text": TEXT, "values": WINDOW, "images": IMAGES.get(name, IMAGE)}
@@ -115,7 +120,7 @@ def standard_cases(families: Sequence[str], batches: Sequence[int], *, every: bo
         for variant in variants:
             for optimizer in ("sgd", "adam"):
                 for batch in batches:
-                    yield Case(name, variant, spec, batch, Optimizer(name=optimizer))
+                    yield Case(name, variant, spec, batch, Optimizer(name=optimizer), METHODS.get(name, "fedavg"))
 
 
 def compare_memory(case: Case, meter: Meter) -> MemoryResult:
@@ -123,12 +128,19 @@ def compare_memory(case: Case, meter: Meter) -> MemoryResult:
 
 
 def predict(case: Case) -> int:
-    work = Work(steps=1, batch=case.batch, held_models=1)  # the weights as received
+    method, task = _method_and_task(case)
+    work = method.heaviest(method.setup(), task.client)
     return cost(family(case.family), case.variant, case.spec, work, case.optimizer).memory_bytes
 
 
+def _method_and_task(case: Case) -> tuple[Algorithm, Assignment]:
+    method = workplace(case).method
+    assert method is not None
+    return method, Assignment(client=method.context.clients[0])
+
+
 def to_markdown(results: Sequence[MemoryResult], backend: str) -> str:
-    rows = [HEADER, tuple("---" if name in HEADER[:4] else "---:" for name in HEADER)]
+    rows = [HEADER, tuple("---" if name in HEADER[:5] else "---:" for name in HEADER)]
     rows += [result.cells for result in results]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return PAGE.format(
@@ -181,9 +193,8 @@ class Meter:
         self._stdin.flush()
         client, _ = self._receive()
         order = Train(task=0, client=0, variant=case.variant, stage="train", kept=None)
-        torch.manual_seed(0)
-        weights = family(case.family).build(case.variant, case.spec).state_dict()
-        frames = codec.pack(Bundle(dict(weights)))
+        method, task = _method_and_task(case)
+        frames = codec.pack(method.send(method.setup(), task))
         slot = self._shared.take(frames)
         sent = frames if slot is None else frames[:1]
         order = msgspec.structs.replace(order, slot=slot)

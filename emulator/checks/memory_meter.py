@@ -31,13 +31,14 @@ STEPS = 4  # the optimiser's state exists from the second step on, and by then t
 
 
 class Case(Struct, frozen=True):
-    """A variant, trained as FedAvg trains it."""
+    """A variant, as a method trains it."""
 
     family: str
     variant: str
     spec: InputSpec
     batch: int
     optimizer: Optimizer
+    method: str = "fedavg"
 
 
 def workplace(case: Case) -> TaskRunner:
@@ -51,7 +52,9 @@ def workplace(case: Case) -> TaskRunner:
         rounds=1,
     )
     rows = np.arange(samples)
-    algorithm = AlgorithmChoice(name="fedavg")
+    algorithm = AlgorithmChoice(name=case.method)
+    if load_method(algorithm, context).needs.initial_on_client:
+        context = context.with_initial()  # as a run does, outside the clients' memory
     return TaskRunner(
         folder=Path(),
         dataset=_dataset(case.spec, samples),

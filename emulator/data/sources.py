@@ -1,4 +1,4 @@
-"""Finds the arrays of a data set by its name: a shipped one, those of torchvision, or a user's .npz or Python file."""
+"""Finds the arrays of a data set by its name: a shipped one, those that are downloaded, or a user's .npz or file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from fleetbed.emulator.data import torchvision_sets
+from fleetbed.emulator.data import archives, torchvision_sets
 from fleetbed.emulator.data.npz import check_npz, read_npz
 from fleetbed.emulator.data.own import GROUP, read_plug_in
 from fleetbed.emulator.data.raw import Raw
@@ -25,6 +25,8 @@ SHIPPED = {
     "fashion-mini": "a part of Fashion-MNIST, 10 classes of clothes of equal size",
     "sensors": "synthetic vibrations of machines: 3 axes, 5 states, 20 machines",
 }
+#: the sets that are not shipped, by name
+DOWNLOADED: dict[str, torchvision_sets.Known | archives.Archive] = {**torchvision_sets.KNOWN, **archives.KNOWN}
 _PIECE_BYTES = 1 << 20
 _SETTLED_NS = 2_000_000_000
 
@@ -39,12 +41,12 @@ class Source:
 
 
 def find_source(data: Data) -> Source:
-    """Return the source that `data.name` refers to; download a set of torchvision if `data.download` is true."""
+    """Return the source that `data.name` refers to; download one that is not here if `data.download` is true."""
     if data.name in SHIPPED:
         file = Path(__file__).with_name(f"{data.name}.npz")
         return Source(data.name, digest(file), lambda: read_npz(file))
-    if data.name in torchvision_sets.KNOWN:
-        return _torchvision(data)
+    if data.name in DOWNLOADED:
+        return _downloaded(data)
     if (found := find_plug_in(GROUP, data.name, "data.name")) is not None:
         raw, content = read_plug_in(found)
         return Source(data.name, content, lambda: raw)
@@ -52,18 +54,18 @@ def find_source(data: Data) -> Source:
         path = user_path(data.name, "data.name")
         check_npz(path)  # first, so that a file that is something else is not hashed, however large it is
         return Source(str(path), digest(path, "an .npz file"), lambda: read_npz(path))
-    known = (*SHIPPED, *torchvision_sets.KNOWN, *outside(GROUP))
+    known = (*SHIPPED, *DOWNLOADED, *outside(GROUP))
     raise nearest(data.name, known, "data set", "data.name (a known set or the path of an .npz or .py file)")
 
 
 def root_of(data: Data) -> Path:
-    """Return the folder that torchvision's sets are in, or are downloaded to."""
+    """Return the folder that the named sets are in, or are downloaded to."""
     return user_path(data.root, "data.root") if data.root else data_folder() / "torchvision"
 
 
-def _torchvision(data: Data) -> Source:
+def _downloaded(data: Data) -> Source:
     name, root = data.name, root_of(data)
-    known = torchvision_sets.KNOWN[name]
+    known, kind = DOWNLOADED[name], archives if name in archives.KNOWN else torchvision_sets
     missing = known.missing(root)
     if missing and not data.download:
         raise BadInput(
@@ -71,9 +73,9 @@ def _torchvision(data: Data) -> Source:
             f"set data.download=true to download it, or data.root to the folder that contains it."
         )
     if missing:
-        torchvision_sets.download(name, root)
+        kind.download(name, root)
     identity = "\n".join(digest(root / file) for file in known.files)
-    return Source(name, identity, lambda: torchvision_sets.load(name, root))
+    return Source(name, identity, lambda: kind.load(name, root))
 
 
 def digest(path: Path, wanted: str = "a data file") -> str:

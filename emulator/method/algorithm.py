@@ -96,6 +96,7 @@ class Context:
     rounds: int
     public: PublicData | None = None
     most_samples: int = 1_000_000_000  # the most that a client of the fleet has
+    ratio: float = 1.0  # of the clients that take part in a round
     alone: bool = False  # the experiment gives all clients the same variant
     drawn: Tensors | None = None  # the initial tensors of the family's largest variant, see `with_initial`
 
@@ -163,6 +164,14 @@ class Job(Protocol):
 
     def ordered(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The client's data once, in stored order and without augmentation; no optimiser steps."""
+        ...
+
+    def hold_out(self, share: float) -> None:
+        """Set a share of the client's data aside, the same in every task: from now on only `held_out` reads it."""
+        ...
+
+    def held_out(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """What was set aside, once, in slices, in stored order and without augmentation; no optimiser steps."""
         ...
 
     def class_counts(self) -> Tensor:

@@ -53,6 +53,7 @@ def make_context(config: RunConfig, dataset: Dataset, split: Split, clients: Seq
         clients=tuple(clients),
         training=experiment.training,
         rounds=experiment.rounds,
+        ratio=experiment.participation.ratio,
         public=PublicPool(dataset, split.public) if len(split.public) else None,
         most_samples=max(map(len, split.train), default=0),
         alone=len(fixed) == 1,

@@ -13,7 +13,7 @@ from fleetbed.emulator.data import Dataset
 from fleetbed.emulator.method.algorithm import Assignment, Client, Context
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.optimizers import Stepper, make_optimizer
-from fleetbed.emulator.method.schedule import batch_of
+from fleetbed.emulator.method.schedule import batch_of, held_out_of
 from fleetbed.emulator.randomness import derive, numpy_rng, torch_rng
 from fleetbed.models.base import Net
 
@@ -47,6 +47,7 @@ class LocalJob:
         self.rows = torch.empty(0, dtype=torch.int64)
         self._dataset = dataset
         self._indices = indices
+        self._held_out = indices[:0]
         self._pacer = pacer
         self._most_steps = most_steps
         self._device = device
@@ -88,8 +89,20 @@ class LocalJob:
                 self._pacer.step()
 
     def ordered(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for start in range(0, len(self._indices), batch):
-            yield self._batch(self._indices[start : start + batch], None)
+        return self._slices(self._indices, batch)
+
+    def hold_out(self, share: float) -> None:
+        count = held_out_of(len(self._indices), share)
+        rng = numpy_rng(self.context.seed, self.client.number, "validation")
+        chosen = np.isin(np.arange(len(self._indices)), rng.permutation(len(self._indices))[:count])
+        self._held_out, self._indices = self._indices[chosen], self._indices[~chosen]
+
+    def held_out(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        return self._slices(self._held_out, batch)
+
+    def _slices(self, rows: np.ndarray, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, len(rows), batch):
+            yield self._batch(rows[start : start + batch], None)
 
     def class_counts(self) -> Tensor:
         labels = self._dataset.strata("train")[self._indices]

@@ -39,8 +39,8 @@ def train(
     return {"loss": sum(losses) / len(losses)} if losses else {}
 
 
-def loss_step(
-    model: Net,
+def cross_entropy_step(
+    model: Callable[[Tensor], Tensor],
     regularise: Callable[[], None] = lambda: None,
     loss_of: Callable[[Tensor, Tensor], Tensor] = label_loss,
 ) -> Step:
@@ -95,8 +95,8 @@ def foreign_batch(model: nn.Module, own_statistics: bool = True) -> Iterator[Non
 
 
 @torch.no_grad()
-def recalibrate(model: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Set batch norm's running statistics to the mean of those of the batches; nothing else changes.
+def recalibrate(model: Net, batches: Iterable[Tensor]) -> None:
+    """Set batch norm's running statistics to the mean of those of the batches, in all exits; nothing else changes.
 
     They become new tensors, for those that the model was loaded with may belong to others.
     """
@@ -114,7 +114,7 @@ def recalibrate(model: nn.Module, batches: Iterable[Tensor]) -> None:
     for norm in norms:
         norm.train()
     for x in batches:
-        model(x)
+        model.exits(x)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
     model.train(was_training)
@@ -123,6 +123,12 @@ def recalibrate(model: nn.Module, batches: Iterable[Tensor]) -> None:
 def own_tensors(job: Job) -> Tensors:
     """The client's own model: what it kept, at first the initial one."""
     return job.kept.under(MODEL) if job.kept is not None else job.context.initial(job.client.variant)
+
+
+def frozen(job: Job, tensors: Tensors) -> Net:
+    """The client's variant on these very tensors, which nothing changes."""
+    net = job.context.family.load(job.client.variant, job.context.spec, tensors, "a model of the client")
+    return net.eval().requires_grad_(False)
 
 
 def keep_model(model: Net, optimizer: Stepper | None = None) -> Bundle:

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ from fleetbed.emulator.wire.messages import (
 from fleetbed.emulator.wire.storage import load_bundle, save_bundle
 from fleetbed.models.base import Net, any_labels, label_loss
 from fleetbed.models.plug_ins import check_unchanged
-from fleetbed.models.work import through
+from fleetbed.models.work import gives_logits, through, usual_parts
 from fleetbed.profiles.experiment import AlgorithmChoice
 
 #: a reference time is the median of at least so many repetitions, which together take at least so long
@@ -101,8 +102,14 @@ class TaskRunner:
         _rehearsed.add(variant)
         # no client has larger batches than it has samples
         samples = max(2, batch_of(self.context.most_samples, self.context.training.batch))
-        order = Measure(task=0, variant=variant, kind="train", part="all", samples=samples, optimise=True)
-        self._pass(order, self.context.family.build(variant, self.context.spec).train())()
+        self._usual_step(variant, samples)
+
+    def _usual_step(self, variant: str, samples: int) -> None:
+        """Train one step of a new model as it is meant to be trained: through all exits, or segment by segment."""
+        model = self.context.family.build(variant, self.context.spec).train()
+        for part in usual_parts(model):
+            order = Measure(task=0, variant=variant, kind="train", part=part, samples=samples, optimise=True)
+            self._pass(order, model)()
 
     def kept(self, name: str | None) -> Bundle | None:
         return None if name is None else load_bundle(self.folder / name)
@@ -168,14 +175,14 @@ class TaskRunner:
 
     def measure(self, order: Measure) -> Measured:
         """Measure the reference time of a pass, hot; the broker makes sure that nothing else runs."""
-        if not order.once:  # a client's heap keeps what a step frees; without a limit it does so for all sizes
-            heap.keep()
         torch.manual_seed(derive(self.context.seed, "measure"))
+        if order.once:
+            self._usual_step(order.variant, order.samples)
+            return Measured(task=order.task, seconds=0.0)
+        heap.keep()  # a client's heap keeps what a step frees; without a limit it does so for all sizes
         model = self.context.family.build(order.variant, self.context.spec).train()
         once = self._pass(order, model)
         once()
-        if order.once:
-            return Measured(task=order.task, seconds=0.0)
         times: list[float] = []
         meter = host.LoadMeter()
         while len(times) < MEASURE_REPETITIONS or sum(times) < MEASURE_SECONDS:
@@ -191,6 +198,8 @@ class TaskRunner:
 
     def _pass(self, order: Measure, model: Net) -> Callable[[], None]:
         spec = self.context.spec
+        if order.samples == 1:  # batch norm cannot train on it
+            model.eval()
         x: Tensor
         if spec.vocabulary:
             x = torch.randint(spec.vocabulary, (order.samples, *spec.shape))
@@ -200,7 +209,7 @@ class TaskRunner:
         optimizer = make_optimizer(self.context.training.optimizer, model)
         anchor = [p.detach().clone() for p in model.parameters()] if order.kind == "parameters" else []
         with torch.no_grad():
-            before = {"intermediate": "extract", "classifier": "features"}.get(order.part)
+            before = {"intermediate": "extract", "classifier": "features"}.get(str(order.part))
             s = getattr(model, before)(x) if before else x
         run = through(model, order.part)
 
@@ -214,10 +223,8 @@ class TaskRunner:
                 run(s)
 
         def train() -> None:
-            out = run(s)
-            is_logits = order.part in ("all", "classifier")
-            loss = label_loss(out, y) if is_logits else out.square().mean()
-            loss.backward()
+            losses = [label_loss(out, y) if gives_logits(order.part) else out.square().mean() for out in run(s)]
+            reduce(torch.add, losses).backward()
             if order.optimise:
                 optimizer.step()
             optimizer.zero_grad()

@@ -19,6 +19,11 @@ class Metric(Struct, frozen=True):
         """Of an axis."""
         return f"{self.title} (%)" if self.name == "accuracy" else self.title
 
+    @property
+    def difference(self) -> str:
+        """What differences are in."""
+        return "percentage points" if self.name == "accuracy" else "the unit of the labels"
+
     def text(self, value: float) -> str:
         return f"{value:.1%}" if self.name == "accuracy" else f"{value:.4g}"
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.data import open_dataset, prepare_dataset
-from fleetbed.emulator.data.sources import root_of
-from fleetbed.emulator.data.torchvision_sets import KNOWN
+from fleetbed.emulator.data.sources import DOWNLOADED, root_of
+from fleetbed.emulator.data.text import FIRST_WORD
 from fleetbed.emulator.engine.layout import check_assign, check_method, lay_out, stand_ins
 from fleetbed.emulator.method.algorithm import Context
 from fleetbed.emulator.run.replay import read_recording
@@ -154,14 +154,16 @@ class _CountedSamples:
 
 def _missing(data: Data) -> list[str]:
     """Return a remark if a named data set is not on this host: a check downloads nothing."""
-    known = KNOWN.get(data.name)
+    known = DOWNLOADED.get(data.name)
     if known is None or known.missing(root_of(data)) is None:
         return []
     return [f"{data.name} is not in {root_of(data)}, so the partition of its samples was not checked"]
 
 
 def _known_spec(data: Data) -> InputSpec:
-    known = KNOWN[data.name]
+    known = DOWNLOADED[data.name]
+    if known.shape is None:
+        return InputSpec((data.tokens,), known.classes, FIRST_WORD + data.vocabulary)
     channels, height, width = known.shape
     return InputSpec((data.channels or channels, data.image_size or height, data.image_size or width), known.classes)
 

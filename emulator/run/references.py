@@ -14,7 +14,7 @@ from fleetbed.emulator.processes.executor import SERVICE, Executor, Order
 from fleetbed.emulator.wire.messages import Measure, Measured
 from fleetbed.models.base import InputSpec
 from fleetbed.models.plug_ins import code_files
-from fleetbed.models.work import Pass, Work
+from fleetbed.models.work import Part, Pass, Work
 from fleetbed.profiles.errors import FleetbedError
 from fleetbed.profiles.experiment import Model, Optimizer
 from fleetbed.profiles.files import title_of
@@ -25,7 +25,7 @@ class Reference(Struct, frozen=True):
 
     variant: str
     kind: str  # first, train, forward, parameters
-    part: str
+    part: Part
     samples: int
     optimise: bool = False
 
@@ -43,11 +43,11 @@ def references(variant: str, work: Work) -> Iterator[tuple[Reference, int]]:
             yield step, later
         begun = True
         for extra in phase.each_step:
-            yield _reference(variant, extra), phase.steps
+            yield _reference(variant, extra), phase.steps * extra.times
         if phase.parameter_passes:
             yield Reference(variant, "parameters", "all", 1), phase.steps * phase.parameter_passes
     for extra in work.once:
-        yield _reference(variant, extra), 1
+        yield _reference(variant, extra), extra.times
 
 
 def _reference(variant: str, extra: Pass) -> Reference:

@@ -88,7 +88,7 @@ class Measure(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields
     part: Part
     samples: int
     optimise: bool
-    once: bool = False  # only to see whether it can be done
+    once: bool = False  # only to see whether a step as the model is usually trained can be done; whatever the part
 
 
 ToWorker = Train | Evaluate | Measure

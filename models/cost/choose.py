@@ -15,7 +15,7 @@ from fleetbed.profiles.experiment import Budgets, Optimizer
 from fleetbed.profiles.types import Device, Link
 
 MIB = 1 << 20
-_UNITS = {"memory": (MIB, "MiB"), "time": (1, "s per round"), "bytes": (1e6, "MB per round")}
+_UNITS = {"memory": (MIB, "MiB"), "time": (1, "s per round"), "bytes": (MIB, "MiB per round")}
 
 
 class Limit(Struct, frozen=True):

@@ -63,7 +63,7 @@ def cost(family: Family, variant: str, spec: InputSpec, work: Work, optimizer: O
         flops=0.0,
         held_models=0,
         held_values=0,
-        once=tuple(replace(each, samples=_at_once(each, work)) for each in work.once),
+        once=tuple(replace(each, times=1, samples=_at_once(each, work)) for each in work.once),
         bytes_down=None,
         bytes_up=None,
     )
@@ -76,7 +76,7 @@ def cost(family: Family, variant: str, spec: InputSpec, work: Work, optimizer: O
     ]
     operations = Operations()
     for each, slice_ in zip(work.once, found.once, strict=True):
-        operations += each.samples / _at_once(each, work) * slice_
+        operations += each.times * each.samples / _at_once(each, work) * slice_
     flops = operations.flop
     for phase, step in zip(work.phases, steps, strict=True):
         operations += phase.steps * step
@@ -124,5 +124,6 @@ def _rehearsed(family: Family, variant: str, spec: InputSpec, work: Work, optimi
 
 def _remembered(family: Family, about: object, type_: type[T], compute: Callable[[], T]) -> T:
     """Use the user's cache, except for a family from elsewhere, whose code may change unnoticed."""
-    ours = __package__ == type(family).__module__.rpartition(".")[0]
+    module = type(family).__module__
+    ours = module.startswith("fleetbed.models.families.") and not module.endswith(".own")
     return cached(about, type_, compute) if ours else compute()

@@ -8,7 +8,8 @@ residual addition are aligned, and so are batch norm and the inputs of the next 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from math import ceil
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -72,15 +73,12 @@ class BasicBlock(nn.Module):
         return y
 
 
-class ResNet(Net):
-    """Stem, four stages of basic blocks and a classifier, with any depths and widths."""
+class Trunk(Net):
+    """Stem and four stages of basic blocks, with any depths and widths; a stage may have no blocks."""
 
     extractor_parts = frozenset({"conv1", "bn1"})
-    classifier_parts = frozenset({"fc"})
 
-    def __init__(
-        self, blocks: tuple[int, ...], widths: tuple[int, ...], options: ResNetOptions, channels: int, classes: int
-    ) -> None:
+    def __init__(self, blocks: tuple[int, ...], widths: tuple[int, ...], options: ResNetOptions, channels: int) -> None:
         super().__init__()
         self._zero_init_residual = options.zero_init_residual
         if options.stem == "7x7":
@@ -95,8 +93,6 @@ class ResNet(Net):
         self.layer2 = _stage(blocks[1], widths[0], widths[1], stride=2)
         self.layer3 = _stage(blocks[2], widths[1], widths[2], stride=2)
         self.layer4 = _stage(blocks[3], widths[2], widths[3], stride=2)
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(widths[3], classes)
 
     def initialise(self) -> None:
         super().initialise()
@@ -115,6 +111,38 @@ class ResNet(Net):
         s: Tensor = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         return s
 
+    def stages(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.extract(x)
+        reached = {"stem": x}
+        for number, stage in enumerate(self.all_stages(), 1):
+            if len(stage):
+                x = reached[f"layer{number}"] = stage(x)
+        return reached
+
+    def all_stages(self) -> list[nn.Sequential]:
+        """The four stages, each a row of blocks."""
+        return [self.layer1, self.layer2, self.layer3, self.layer4]
+
+
+def _stage(blocks: int, inputs: int, width: int, stride: int) -> nn.Sequential:
+    widths = [inputs, *[width] * blocks]
+    return nn.Sequential(
+        *(BasicBlock(before, after, stride if n == 0 else 1) for n, (before, after) in enumerate(pairwise(widths)))
+    )
+
+
+class ResNet(Trunk):
+    """A trunk and a classifier, as torchvision has them."""
+
+    classifier_parts = frozenset({"fc"})
+
+    def __init__(
+        self, blocks: tuple[int, ...], widths: tuple[int, ...], options: ResNetOptions, channels: int, classes: int
+    ) -> None:
+        super().__init__(blocks, widths, options, channels)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(widths[3], classes)
+
     def intermediate(self, s: Tensor) -> Tensor:
         maps = self.layer4(self.layer3(self.layer2(self.layer1(s))))
         f: Tensor = self.avgpool(maps).flatten(1)
@@ -124,26 +152,15 @@ class ResNet(Net):
         logits: Tensor = self.fc(f)
         return logits
 
-    def stages(self, x: Tensor) -> dict[str, Tensor]:
-        x = self.extract(x)
-        reached = {"stem": x}
-        for name in ("layer1", "layer2", "layer3", "layer4"):
-            x = reached[name] = self.get_submodule(name)(x)
-        return reached
-
-
-def _stage(blocks: int, inputs: int, width: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(BasicBlock(inputs, width, stride), *(BasicBlock(width, width) for _ in range(blocks - 1)))
-
 
 class ResNetFamily(Family):
-    """The base of the three families, which differ in their table of cuts."""
+    """The base of the families, which differ in their table of cuts, and in what reads the trunk's maps."""
 
     shared = True
     options_type = ResNetOptions
     options: ResNetOptions
     block_names = r"(layer\d)\.\d+\."
-    cuts: ClassVar[dict[str, Cut]]
+    cuts: ClassVar[dict[str, Cut]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -165,7 +182,18 @@ class ResNetFamily(Family):
         tensors = self.outline(variant, spec).state_dict()
         widths = zip(self.widths(variant), self.widths(self.variants[-1]), strict=True)
         windows = [_window(part, full, shift) for part, full in widths]
-        return {name: _rows(name, windows)[: t.ndim] + (None,) * (t.ndim - 2) for name, t in tensors.items()}
+        return {name: self.rows(name, windows)[: t.ndim] + (None,) * (t.ndim - 2) for name, t in tensors.items()}
+
+    def rows(self, name: str, windows: Sequence[Tensor | None]) -> Index:
+        """Return the rows of a tensor's first two dimensions: output and input channels."""
+        if name.startswith("fc."):
+            return (None, windows[3]) if name == "fc.weight" else (None,)
+        match = re.match(r"layer(\d)\.(\d+)\.(conv1|downsample)?", name)
+        if match is None:  # the stem
+            return (windows[0], None)
+        stage = int(match[1]) - 1
+        opens = stage > 0 and match[2] == "0" and match[3]  # these read the output of the previous stage
+        return (windows[stage], windows[stage - 1 if opens else stage])
 
     def cross_layers(self, names: Iterable[str]) -> dict[str, str]:
         known = dict.fromkeys(names)  # unlike a set it keeps their order
@@ -185,18 +213,6 @@ class ResNetFamily(Family):
 def _window(part: int, full: int, shift: int) -> Tensor | None:
     """Return the numbers of `part` of `full` channels from `shift` on, wrapping around; None if it is all of them."""
     return None if part == full else (torch.arange(part) + shift) % full
-
-
-def _rows(name: str, windows: list[Tensor | None]) -> Index:
-    """Return the rows of a tensor's first two dimensions: output and input channels."""
-    if name.startswith("fc."):
-        return (None, windows[3]) if name == "fc.weight" else (None,)
-    match = re.match(r"layer(\d)\.(\d+)\.(conv1|downsample)?", name)
-    if match is None:  # the stem
-        return (windows[0], None)
-    stage = int(match[1]) - 1
-    opens = stage > 0 and match[2] == "0" and match[3]  # these read the output of the previous stage
-    return (windows[stage], windows[stage - 1 if opens else stage])
 
 
 class ResNetStage(ResNetFamily):

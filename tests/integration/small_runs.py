@@ -37,6 +37,27 @@ WIDTH = (
 )
 
 
+def model_of(family: str, *variants: str) -> tuple[str, ...]:
+    """Half of the clients have one of these small models, half the other."""
+    listed = ", ".join(variants)
+    return (
+        f"model.family={family}",
+        f"model.variants=[{listed}]",
+        f"model.assign=[{listed}]",
+        "model.options={base_width: 4}",
+    )
+
+
+#: the models of methods that need a family of their own
+OWN_MODEL = {
+    "heterofl": WIDTH,
+    "fedrolex": WIDTH,
+    "scalefl": model_of("resnet-exit", "level1", "level2"),
+    "depthfl": model_of("resnet-depth", "depth1", "depth2"),
+    "fedepth": model_of("resnet-segment", "resnet26-in-3", "resnet26-in-1"),
+}
+
+
 def tiny(*sets: str) -> RunConfig:
     return runs(load_experiment("demo", (), (*TINY, *sets)))[0]
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from small_runs import TINIER, WIDTH, query, tiny
+from small_runs import OWN_MODEL, TINIER, query, tiny
 from torch import Tensor
 
 from fleetbed.emulator.algorithms import heteroavg
@@ -35,6 +35,9 @@ METHODS = {
     "inclusivefl": "{name: inclusivefl}",
     "heterofl": "{name: heterofl}",
     "fedrolex": "{name: fedrolex}",
+    "scalefl": "{name: scalefl, params: {gamma: 0.1}}",
+    "depthfl": "{name: depthfl, params: {alpha: 0.1}}",
+    "fedepth": "{name: fedepth}",
     "inco": "{name: inco}",
     "scaffold": "{name: scaffold}",
     "fednova": "{name: fednova}",
@@ -134,7 +137,7 @@ class Liar(Observer):
 
 def sets(method: str) -> tuple[str, ...]:
     here = (*TINIER, f"algorithms=[{METHODS[method]}]", "processes=inline", "data.public=20", "training.max_steps=1")
-    return (*here, *WIDTH) if method in ("heterofl", "fedrolex") else here
+    return (*here, *OWN_MODEL.get(method, ()))
 
 
 def models(folder: Path) -> dict[str, dict[str, Tensor]]:

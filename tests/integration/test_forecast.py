@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_runs import TINIER, WIDTH, query
+from small_runs import OWN_MODEL, TINIER, query
 
 from fleetbed.emulator.algorithms import names
 from fleetbed.emulator.engine.observer import Observer
@@ -30,7 +30,6 @@ ALGORITHMS = {
     "fedin, apart": "{name: fedin, params: {aggregation: same-architecture}}",
     "inco over fedin": "{name: inco, params: {base: fedin}}",
 }
-BY_WIDTH = ("heterofl", "fedrolex")
 SHIPPED = [name for name, where in names().items() if not where.startswith("from ")]
 QUICK = {"fedin", "fedhenn, grams by clients"}
 
@@ -71,8 +70,7 @@ def lasted_s(folder: Path) -> float:
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted({*SHIPPED, *ALGORITHMS})],
 )
 def test_the_forecast_follows_every_method_over_its_rounds(both: Both, method: str) -> None:
-    width = WIDTH if method in BY_WIDTH else ()
-    told, folder = both(f"algorithms=[{ALGORITHMS.get(method, f'{{name: {method}}}')}]", *width)
+    told, folder = both(f"algorithms=[{ALGORITHMS.get(method, f'{{name: {method}}}')}]", *OWN_MODEL.get(method, ()))
     assert told.device_s == pytest.approx(lasted_s(folder), rel=0.01)
     assert query(folder, "SELECT count(*) FROM tasks") == [(told.tasks,)]
     assert told.host_s > 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from same_runs import results
-from small_runs import TINIER, WIDTH, query
+from small_runs import OWN_MODEL, TINIER, query
 
 from fleetbed.emulator.algorithms import names
 from fleetbed.emulator.engine.observer import Observer
@@ -33,12 +33,13 @@ ALGORITHMS = {
     "fedhe": "{name: fedhe, params: {batch: 4}}",
     "fedtgp": "{name: fedtgp, params: {server_epochs: 2}}",
     "fd": "{name: fd, params: {batch: 4}}",
+    "fedselect": "{name: fedselect, params: {every: 1, alternations: 1}}",
+    "feddpa": "{name: feddpa, params: {fisher_samples: 4}}",
     "fedrep": "{name: fedrep, params: {head_epochs: 1}}",
     "fedhenn": "{name: fedhenn, params: {rad: 8}}",
     GRAMS: "{name: fedhenn, params: {rad: 8, client_side_gram: true}}",
     "fedhenn_homo": "{name: fedhenn_homo, params: {rad: 8}, variant: resnet10}",
 }
-BY_WIDTH = ("heterofl", "fedrolex")
 #: one pair of each policy, and both kinds of refusal
 QUICK = {
     ("heteroavg", "over-select"),
@@ -94,7 +95,7 @@ def test_every_method_under_every_policy(go: Start, method: str, policy: str) ->
     if method == GRAMS:  # a late result may be of the other stage
         kind = kind.replace("late: next-round, ", "")
     sets = (f"algorithms=[{algorithm}]", f"policies=[{kind}]", "participation.ratio=0.4", "data.public=8")
-    sets += WIDTH if method in BY_WIDTH else ()
+    sets += OWN_MODEL.get(method, ())
     if not matrix()[method, policy]:
         with pytest.raises(BadInput, match=rf"{method.split()[0]}.* {policy}"):
             go(*sets)

@@ -6,6 +6,7 @@ Speaks the WebDriver protocol to chromedriver by itself, so that nothing has to 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -162,10 +163,47 @@ def test_columns_sort_both_ways_and_say_so(browser: Browser) -> None:
 
 
 def test_unknown_values_stay_last(browser: Browser) -> None:
-    browser.click('#client-table [data-key="joules"]')
-    assert browser.texts("#client-table tbody tr:last-child td:nth-child(20)") == ["–"]
-    browser.click('#client-table [data-key="joules"]')
-    assert browser.texts("#client-table tbody tr:last-child td:nth-child(20)") == ["–"]
+    place = browser.texts("#client-table thead th").index("Energy (modelled)") + 1
+    for _ in range(2):  # descending, ascending
+        browser.click('#client-table [data-key="joules"]')
+        assert browser.texts(f"#client-table tbody tr:last-child td:nth-child({place})") == ["–"]
+
+
+def test_resources_fit_without_scrolling_sideways_and_columns_can_be_chosen(browser: Browser) -> None:
+    widths = "const t = document.querySelector('#client-table'); return [t.scrollWidth, t.clientWidth]"
+    needed, there = browser.run(widths)
+    assert needed <= there
+    shown = browser.texts("#client-table thead th")
+    assert {"Device time", "CPU (host)", "Peak memory / cap", "Down", "Up", "Energy (modelled)"} <= set(shown)
+    assert "FLOPs" not in shown
+    browser.click(".chooser summary")
+    browser.click('[data-column="flops"]')
+    browser.click('[data-column="variant"]')
+    now = browser.texts("#client-table thead th")
+    assert "FLOPs" in now
+    assert "Variant" not in now
+
+
+def test_resources_over_time_follow_the_tasks(browser: Browser) -> None:
+    count = "return document.querySelectorAll('#resource-chart path.line').length"
+    assert browser.run(count) == 29  # one client is unfit
+    choose = "const s = document.querySelector('#%s'); s.value = '%s'; s.dispatchEvent(new Event('change'))"
+    browser.run(choose % ("whose", "kind pi-3b"))
+    assert browser.run(count) == 6
+    browser.run(choose % ("whose", "client 007"))
+    browser.run(choose % ("measure", "bytes"))
+    (title,) = browser.texts("#resource-chart path.line title")
+    total = browser.run(
+        "const p = JSON.parse(document.querySelector('#payload').textContent); const row = p.runs[0].clients[7];"
+        "return quantity(row[p.columns.indexOf('bytes_down')] + row[p.columns.indexOf('bytes_up')], 'bytes')"
+    )
+    assert title == f"client 007 (pi-3b): {total} at the end"
+
+
+def test_the_page_says_what_rounds_would_take_without_the_slowest_kind(browser: Browser) -> None:
+    (sentences,) = browser.texts("#straggler-summary")
+    assert re.search(r"Without the 6 × .+ a round would take [\d.]+\ss \([\d.]+\s% less\)\.", sentences)
+    assert "Round without it" in browser.texts("#participation thead th")
 
 
 def test_filters_narrow_together(browser: Browser) -> None:
@@ -183,8 +221,9 @@ def test_filters_narrow_together(browser: Browser) -> None:
 def test_values_can_be_set_against_the_kinds_median(browser: Browser) -> None:
     browser.click("#relative")
     cells = browser.texts("#client-table tbody tr:first-child td")
-    assert cells[8].endswith("×")
-    assert 0.2 < float(cells[8].removesuffix("×")) < 5
+    place = browser.texts("#client-table thead th").index("Compute") - 1  # the first is a heading
+    assert cells[place].endswith("×")
+    assert 0.2 < float(cells[place].removesuffix("×")) < 5
 
 
 def test_the_timeline_zooms_moves_and_goes_back(browser: Browser) -> None:
@@ -222,7 +261,9 @@ def test_a_bar_of_the_round_chart_opens_its_round(browser: Browser) -> None:
 
 def test_another_run_brings_its_own_figures(browser: Browser) -> None:
     before = browser.texts("#client-table tbody tr:first-child td")
-    browser.run("const s = document.querySelector('#run'); s.value = '2'; s.dispatchEvent(new Event('change'))")
+    browser.run(
+        "const s = document.querySelector('#run'); s.value = 'fedin, seed 1'; s.dispatchEvent(new Event('change'))"
+    )
     assert browser.texts("#run option:checked") == ["fedin, seed 1"]
     assert browser.texts("#client-table tbody tr:first-child td") != before
 
@@ -247,9 +288,13 @@ def test_it_fits_a_phone_in_both_colours(browser: Browser, scheme: str) -> None:
     assert browser.run("return document.documentElement.scrollWidth") <= 390
     background = browser.run("return getComputedStyle(document.body).backgroundColor")
     assert (sum(int(part) for part in background[4:-1].split(",")) < 200) == (scheme == "dark")
-    for axis in ("time", "rounds", "bytes", "joules"):
+    for axis in ("time", "rounds", "bytes", "joules", "loss"):
         width = browser.run(f"return document.querySelector('[data-axis={axis}] svg').getBoundingClientRect().width")
         assert 250 < width <= 390
+    browser.click("#client-table tbody tr:nth-child(4) button")
+    inside = "const d = document.querySelector('dialog'); return [d, ...d.querySelectorAll('.scroll, .chart')]"
+    assert all(wide <= there for wide, there in browser.run(f"{inside}.map((e) => [e.scrollWidth, e.clientWidth])"))
+    assert browser.run("return document.querySelector('dialog').getBoundingClientRect().right") <= 390
 
 
 def test_print_is_light_and_shows_every_client(browser: Browser) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fleetbed.emulator.algorithms import load_method, read_params
-from fleetbed.emulator.data import torchvision_sets
+from fleetbed.emulator.data.sources import DOWNLOADED as NAMED
 from fleetbed.emulator.engine.layout import Layout, check_method, lay_out
 from fleetbed.emulator.method.algorithm import Client, Context
 from fleetbed.models.base import InputSpec
@@ -83,7 +83,7 @@ def test_parameters_belong_to_the_method(name: str) -> None:
 def test_methods_go_with_family_data_policy_and_pool(name: str) -> None:
     """What `lay_out` checks, without the data, which may have to be downloaded first."""
     experiment = EXPERIMENTS[name]
-    assert experiment.data.name in torchvision_sets.KNOWN
+    assert experiment.data.name in NAMED
     assert experiment.data.download
     assert experiment.data.public < SHAPES[experiment.data.name][3]
     spec = spec_of(experiment)
@@ -167,7 +167,7 @@ def test_the_settings_in_the_header_can_be_given(name: str) -> None:
             for variant in (choice.variant,) if choice.variant else model.assign:
                 family(model.family, model.options).check_variant(variant)
         assert clients_of(load_fleet(changed.fleet))
-        assert changed.data.name in torchvision_sets.KNOWN or changed.data.name.endswith(".npz")
+        assert changed.data.name in NAMED or changed.data.name.endswith(".npz")
 
 
 def test_the_headers_contain_settings() -> None:

@@ -1,28 +1,28 @@
-/* The table of clients: sorting, filtering, values relative to the median of a kind, and a page per client. */
+/* The table of clients: chosen columns, sorting, filtering, values relative to the median of a kind, a page per client. */
 "use strict";
 
 const COLUMNS = [
   {key: "client", title: "Client"},
   {key: "device", title: "Device", text: true},
-  {key: "link", title: "Link", text: true},
+  {key: "link", title: "Link", text: true, off: true},
   {key: "variant", title: "Variant", text: true},
-  {key: "samples", title: "Samples", axis: "rounds"},
+  {key: "samples", title: "Samples", axis: "rounds", off: true},
   {key: "tasks", title: "Tasks", axis: "rounds"},
-  {key: "merged", title: "Merged", axis: "rounds"},
-  {key: "failed", title: "Failed or late", axis: "rounds"},
+  {key: "merged", title: "Merged", axis: "rounds", off: true},
+  {key: "failed", title: "Failed, late", axis: "rounds"},
   {key: "last", title: "Waited for", axis: "rounds"},
   {key: "device_s", title: "Device time", axis: "time"},
   {key: "compute_s", title: "Compute", axis: "time"},
-  {key: "download_s", title: "Download", axis: "time"},
-  {key: "upload_s", title: "Upload", axis: "time"},
+  {key: "download_s", title: "Download", axis: "time", off: true},
+  {key: "upload_s", title: "Upload", axis: "time", off: true},
   {key: "cpu_s", title: "CPU (host)", axis: "time"},
-  {key: "throttled_s", title: "Throttled (host)", axis: "time"},
+  {key: "throttled_s", title: "Throttled (host)", axis: "time", off: true},
   {key: "peak_bytes", title: "Peak memory / cap", axis: "bytes", meter: "cap_bytes"},
-  {key: "flops", title: "FLOPs", axis: "flops"},
+  {key: "flops", title: "FLOPs", axis: "flops", off: true},
   {key: "bytes_down", title: "Down", axis: "bytes"},
   {key: "bytes_up", title: "Up", axis: "bytes"},
-  {key: "joules", title: "Energy of tasks (modelled)", axis: "joules"},
-  {key: "idle_joules", title: "Idle energy (modelled)", axis: "joules"},
+  {key: "joules", title: "Energy (modelled)", axis: "joules"},
+  {key: "idle_joules", title: "Idle energy (modelled)", axis: "joules", off: true},
   {key: "accuracy", title: "Accuracy", format: percent},
 ];
 const FAILURES = ["late", "oom", "crash", "hang", "offline", "refused", "diverged"];
@@ -43,8 +43,7 @@ function meter(part, whole) {
 }
 
 class ClientTable {
-  constructor(root, payload) {
-    this.payload = payload;
+  constructor(root) {
     this.box = root.querySelector("#client-table");
     this.search = root.querySelector("#search");
     this.kind = root.querySelector("#kind");
@@ -53,14 +52,31 @@ class ClientTable {
     this.count = root.querySelector("#client-count");
     this.dialog = document.querySelector("#client-page");
     this.sort = {key: "client", down: false};
+    this.off = new Set(COLUMNS.filter((column) => column.off).map((column) => column.key));
+    this.chooser(root.querySelector("#columns"));
     for (const input of [this.search, this.kind, this.outcome, this.relative]) input.addEventListener("input", () => this.draw());
     this.dialog.querySelector(".close").addEventListener("click", () => this.dialog.close());
     this.dialog.addEventListener("click", (event) => { if (event.target === this.dialog) this.dialog.close(); });
     this.dialog.addEventListener("close", () => history.replaceState(null, "", "#clients"));
   }
 
-  show(run) {
+  get columns() { return COLUMNS.filter((column) => !this.off.has(column.key)); }
+
+  chooser(box) {
+    for (const column of COLUMNS.slice(1)) {
+      const input = element("input", {type: "checkbox", "data-column": column.key});
+      input.checked = !this.off.has(column.key);
+      input.addEventListener("change", () => {
+        this.off[input.checked ? "delete" : "add"](column.key);
+        this.draw();
+      });
+      box.append(element("label", {}, input, column.title));
+    }
+  }
+
+  show(run, payload) {
     this.run = run;
+    this.payload = payload;
     this.rows = records(run, this.payload);
     const fill = (select, first, values) => {
       const kept = select.value;
@@ -89,7 +105,7 @@ class ClientTable {
   draw() {
     const rows = this.chosen();
     const head = element("tr");
-    for (const column of COLUMNS) {
+    for (const column of this.columns) {
       const sorted = this.sort.key === column.key ? (this.sort.down ? "descending" : "ascending") : null;
       const button = element("button", {type: "button", "data-key": column.key}, column.title);
       button.addEventListener("click", () => {
@@ -102,7 +118,7 @@ class ClientTable {
       head.append(element("th", {scope: "col", class: column.text || column.key === "client" ? "text" : null, "aria-sort": sorted}, button));
     }
     const body = element("tbody");
-    for (const row of rows) body.append(element("tr", {}, ...COLUMNS.map((column) => this.cell(row, column))));
+    for (const row of rows) body.append(element("tr", {}, ...this.columns.map((column) => this.cell(row, column))));
     this.box.replaceChildren(element("table", {}, element("thead", {}, head), body));
     this.count.textContent = `${rows.length} of ${this.rows.length} clients`;
   }
@@ -143,6 +159,7 @@ class ClientTable {
       if (!Object.hasOwn(means, row.client)) continue;
       figures.append(element("tr", {}, element("th", {scope: "row"}, `${name}, mean of its tasks`), element("td", {}, String(means[row.client])), element("td", {}, MISSING), element("td", {}, MISSING)));
     }
+    const charts = element("div", {class: "small"});
     const outcomes = this.payload.outcomes.filter((name) => row[name]).map((name) => `${row[name]} ${name}`).join(", ") || "no task";
     const heads = ["", "this client", `median of ${row.device}`, "ratio"].map((text) => element("th", {scope: "col"}, text));
     body.replaceChildren(
@@ -150,8 +167,10 @@ class ClientTable {
       element("p", {}, `${row.device_title} (${row.device}) on ${row.link}, ${row.variant === null ? "unfit" : `trains ${row.variant}`} (${row.reason}).`),
       element("p", {class: "note"}, `${this.run.label}: ${outcomes}.`),
       swatches(this.payload.phases.map((phase) => [phase, `${phase} ${quantity(row[`${phase}_s`], "time")}`])), stack,
-      element("div", {class: "scroll"}, element("table", {}, element("thead", {}, element("tr", {}, ...heads)), figures)));
+      element("div", {class: "scroll"}, element("table", {}, element("thead", {}, element("tr", {}, ...heads)), figures)),
+      element("h3", {}, "Over device time"), charts);
     if (!this.dialog.open) this.dialog.showModal();
+    clientCharts(charts, this.run, this.payload, row.client);
     history.replaceState(null, "", `#client-${row.client}`);
   }
 

@@ -22,15 +22,18 @@ function svg(name, attributes = {}, text = null) {
 
 /* Units: the same rules as in the tables of the page. */
 const PREFIXES = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
+const BINARY = [[2 ** 50, "PiB"], [2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
 const SPANS = [[172800, 86400, "d"], [7200, 3600, "h"], [120, 60, "min"]];
-const UNITS = {bytes: "B", joules: "J", flops: "FLOP"};
+const UNITS = {joules: "J", flops: "FLOP"};
 
 function scale(largest, axis) {
   if (axis === "time") {
     for (const [least, size, unit] of SPANS) if (largest >= least) return [size, unit];
     return largest > 0 && largest < 1 ? [1e-3, "ms"] : [1, "s"];
   }
-  if (axis === "rounds") return [1, ""];
+  if (axis === "rounds" || axis === "loss") return [1, ""];
+  if (axis === "percent") return [0.01, "%"];
+  if (axis === "bytes") return BINARY.find(([size]) => largest >= size) ?? [1, "B"];
   for (const [size, prefix] of PREFIXES) if (largest >= size) return [size, prefix + UNITS[axis]];
   return [1, UNITS[axis]];
 }
@@ -84,12 +87,13 @@ function marker(kind, x, y, size) {
     () => svg("path", {d: `M${x} ${y - 1.2 * r}l${1.2 * r} ${2.2 * r}h${-2.4 * r}z`}),
     () => svg("path", {d: `M${x} ${y - 1.4 * r}l${1.4 * r} ${1.4 * r}l${-1.4 * r} ${1.4 * r}l${-1.4 * r} ${-1.4 * r}z`}),
     () => svg("path", {d: `M${x} ${y + 1.2 * r}l${1.2 * r} ${-2.2 * r}h${-2.4 * r}z`}),
-    () => svg("path", {d: `M${x - r} ${y}h${2 * r}M${x} ${y - r}v${2 * r}`, "stroke-width": 2}),
+    () => svg("path", {d: `M${x - 1.2 * r} ${y - 0.45 * r}h${2.4 * r}v${0.9 * r}h${-2.4 * r}zM${x - 0.45 * r} ${y - 1.2 * r}h${0.9 * r}v${2.4 * r}h${-0.9 * r}z`}),
   ];
   return shapes[kind % shapes.length]();
 }
 
-function legend(series) {
+/* `note` explains what is drawn besides the lines. */
+function legend(series, note = "") {
   const list = element("ul", {class: "legend"});
   for (const one of series) {
     const swatch = svg("svg", {viewBox: "0 0 30 12", "aria-hidden": "true"});
@@ -100,15 +104,19 @@ function legend(series) {
     swatch.append(dot);
     list.append(element("li", {}, swatch, one.label));
   }
+  if (note) list.append(element("li", {class: "note"}, note));
   return list;
 }
 
-/* Accuracy against `axis` for the methods that show the same series: means, a band of one standard deviation, target
-   lines, and the values at the pointer. Steps show when a model was available; against rounds the lines are slopes, which
-   are easier to distinguish. A value of null is a gap: all models had diverged. */
-function lineChart(box, axis, payload, group, xLabel, height) {
+/* Accuracy against `axis`, or the loss against device time, for the methods that show the same series: means, a band of
+   one standard deviation, target lines, and the values at the pointer. Steps show when a model was available; against
+   rounds the lines are slopes, which are easier to distinguish. A value of null is a gap: all models had diverged. */
+function lineChart(box, measure, payload, group, xLabel, height) {
+  const loss = measure === "loss";
+  const axis = loss ? "time" : measure;
+  const targets = loss ? [] : group.targets;
   const drawn = payload.series
-    .map((one, place) => ({...one, curve: payload.curves[axis][place]}))
+    .map((one, place) => ({...one, curve: loss ? payload.losses[place] : payload.curves[axis][place]}))
     .filter((one) => one.shown === group.shown && one.curve !== null);
   if (!drawn.length) {
     box.replaceChildren(element("p", {class: "note"}, axis === "joules"
@@ -118,19 +126,17 @@ function lineChart(box, axis, payload, group, xLabel, height) {
   const [size, unit] = scale(Math.max(...drawn.map((one) => one.curve.x.at(-1))), axis);
   const edges = (sign) => drawn.flatMap(({curve}) => curve.mean
     .map((mean, i) => mean === null ? null : mean + sign * (curve.sd ? curve.sd[i] : 0)).filter((value) => value !== null));
-  const isShare = payload.metric.name === "accuracy"; // else an error, from 0, in the unit of the labels
-  const bottom = isShare ? Math.max(0, Math.floor(Math.min(1, ...edges(-1)) * 20) / 20) : 0;
-  const top = isShare
-    ? Math.max(bottom + 0.05, Math.min(1, Math.ceil(Math.max(0, ...edges(1), ...group.targets.map((t) => t + 0.02)) * 20) / 20))
-    : 1.05 * Math.max(...edges(1), ...group.targets) || 1;
+  const [bottom, top] = loss ? [Math.max(0, Math.min(...edges(-1))), Math.max(...edges(1), 1e-3) * 1.05] : group.range;
+  const isShare = !loss && payload.metric.name === "accuracy"; // else in the unit of the loss or of the labels
+  const valueText = (value) => loss ? value.toFixed(3) : isShare ? (100 * value).toFixed(1) : digits(value);
   const right = Math.max(...drawn.map((one) => one.curve.x.at(-1))) / size || 1;
 
   return redrawOnResize(box, (width) => {
-    const pad = {left: 42, right: 12, top: 10, bottom: 40};
+    const pad = {left: 42, right: targets.length ? 44 : 12, top: 10, bottom: 40};
     const x = (value) => pad.left + (value / right) * (width - pad.left - pad.right);
     const y = (value) => height - pad.bottom - ((value - bottom) / (top - bottom)) * (height - pad.top - pad.bottom);
     const root = svg("svg", {viewBox: `0 0 ${width} ${height}`, height, role: "img",
-      "aria-label": `Test ${payload.metric.title.toLowerCase()} against ${xLabel.toLowerCase()}`});
+      "aria-label": `Test ${loss ? "loss" : payload.metric.title.toLowerCase()} against ${xLabel.toLowerCase()}`});
     for (const value of ticks(bottom, top, (height - 50) / 45)) {
       root.append(svg("path", {class: "grid", d: `M${pad.left} ${y(value)}H${width - pad.right}`}));
       root.append(svg("text", {x: pad.left - 8, y: y(value) + 4, "text-anchor": "end"}, isShare ? String(Math.round(value * 1000) / 10) : tickText(value)));
@@ -141,9 +147,9 @@ function lineChart(box, axis, payload, group, xLabel, height) {
     }
     root.append(svg("path", {class: "axis", d: `M${pad.left} ${height - pad.bottom}H${width - pad.right}`}));
     root.append(svg("text", {x: (pad.left + width - pad.right) / 2, y: height - 5, "text-anchor": "middle"}, xLabel + (unit ? ` (${unit})` : "")));
-    for (const target of group.targets) {
+    for (const target of targets) { // the label stands outside, where it covers no curve
       root.append(svg("path", {class: "target", d: `M${pad.left} ${y(target)}H${width - pad.right}`}));
-      root.append(svg("text", {x: pad.left + 6, y: y(target) - 4}, isShare ? `target ${Number((100 * target).toFixed(3))}\u00a0%` : `target ${tickText(target)}`));
+      root.append(svg("text", {x: width - pad.right + 4, y: y(target) + 4}, isShare ? `${Number((100 * target).toFixed(3))}\u00a0%` : tickText(target)));
     }
     for (const one of drawn) {
       const colour = `var(--c${one.colour})`;
@@ -174,7 +180,7 @@ function lineChart(box, axis, payload, group, xLabel, height) {
       }
     }
     box.replaceChildren(root);
-    reading(box, root, drawn, {isShare, x, size, right, axis, pad, width, height});
+    reading(box, root, drawn, {x, size, right, axis, pad, width, height, valueText, unit: isShare ? " %" : ""});
   });
 }
 
@@ -206,9 +212,8 @@ function reading(box, root, drawn, view) {
       const place = one.curve.x.findLastIndex((x) => x <= value);
       const mean = place < 0 ? null : one.curve.mean[place];
       if (mean === null) return element("div", {}, `${one.label} ${place < 0 ? MISSING : "diverged"}`);
-      const show = (value) => view.isShare ? (100 * value).toFixed(1) : digits(value);
-      const spread = one.curve.sd ? ` ± ${show(one.curve.sd[place])}` : "";
-      return element("div", {}, `${one.label} ${show(mean)}${spread}${view.isShare ? " %" : ""}`);
+      const spread = one.curve.sd ? ` ± ${view.valueText(one.curve.sd[place])}` : "";
+      return element("div", {}, `${one.label} ${view.valueText(mean)}${spread}${view.unit}`);
     }));
     tip.hidden = false;
     line.setAttribute("visibility", "visible");

@@ -42,6 +42,12 @@ function stragglers(root, run, payload) {
     const whole = sum(both.map(([value]) => value));
     const without = sum(both.map(([, value]) => value));
     sentences.push(`A round took ${quantity(whole / both.length, "time")} of device time on average, and would have taken ${quantity(without / both.length, "time")} without its last client (${percent((whole - without) / whole)} less).`);
+    const spared = run.participation.filter((row) => row.without_s !== null).sort((a, b) => a.without_s - b.without_s)[0];
+    const average = whole / both.length;
+    if (spared && spared.without_s < 0.99 * average) {
+      const title = run.clients.find((row) => row[payload.columns.indexOf("device")] === spared.device)[payload.columns.indexOf("device_title")];
+      sentences.push(`Without the ${spared.clients} × ${title} a round would take ${quantity(spared.without_s, "time")} (${percent((average - spared.without_s) / average)} less).`);
+    }
     sentences.push(`Finished clients waited for the others for ${percent(rounds.idle / (rounds.idle + rounds.busy))} of the time.`);
   } else if (rounds.duration.length) {
     sentences.push(`Results are merged as they arrive, so no client waits: ${rounds.duration.length} merges, one every ${quantity(sum(rounds.duration) / rounds.duration.length, "time")} of device time on average.`);
@@ -55,8 +61,8 @@ function stragglers(root, run, payload) {
   root.querySelector("#waited-for").replaceChildren(waited.length ? table(["Client", "Rounds", "Time for it alone"], waited) : element("p", {class: "note"}, "Under this policy no round waits for its last client."));
   const waste = run.waste.map((row) => [row.outcome === "ok" ? "ok, after the last merge" : row.outcome, row.tasks, quantity(row.flops, "flops"), quantity(row.bytes, "bytes"), quantity(row.joules, "joules"), quantity(row.device_s, "time")]);
   root.querySelector("#waste").replaceChildren(waste.length ? table(["Outcome", "Tasks", "FLOPs", "Bytes", "Energy", "Device time"], waste) : element("p", {class: "note"}, "No work was wasted."));
-  root.querySelector("#participation").replaceChildren(table(["Device", "Clients", "Tasks", "Merged", "Waited for"],
-    run.participation.map((row) => [row.device, row.clients, row.tasks, row.tasks ? `${row.merged} (${percent(row.merged / row.tasks)})` : MISSING, row.last])));
+  root.querySelector("#participation").replaceChildren(table(["Device", "Clients", "Tasks", "Merged", "Waited for", "Round without it"],
+    run.participation.map((row) => [row.device, row.clients, row.tasks, row.tasks ? `${row.merged} (${percent(row.merged / row.tasks)})` : MISSING, row.last, quantity(row.without_s, "time")])));
   const bins = doubling(run.staleness);
   const most = Math.max(1, ...bins.map(([, count]) => count));
   const stale = run.staleness.some(([merges]) => merges > 0);
@@ -76,55 +82,82 @@ function doubling(counts) {
 
 function meterOf(share) { return element("span", {class: "meter"}, element("i", {style: `width: ${(100 * share).toFixed(0)}%`})); }
 
-/* The charts of accuracy, one series at a time: different series must not be compared. */
-function accuracy(root, payload) {
-  const labels = {time: "Device time", rounds: "Round", bytes: "Bytes up and down, whole fleet", joules: "Energy, whole fleet"};
-  const select = root.querySelector("#series");
-  select.append(...payload.groups.map((group, place) => element("option", {value: place}, `${group.shown}: ${group.title}`)));
-  root.querySelector("#series-bar").hidden = payload.groups.length < 2;
-  let ends = [];
-  const show = () => {
-    const group = payload.groups[Number(select.value)];
-    ends.forEach((end) => end());
-    root.querySelector("#legend").replaceChildren(legend(payload.series.filter((one) => one.shown === group.shown)));
-    ends = [...root.querySelectorAll("[data-axis]")].map((box) =>
-      lineChart(box, box.dataset.axis, payload, group, labels[box.dataset.axis], Number(box.dataset.height)));
-  };
-  select.addEventListener("change", show);
-  show();
+const X_LABELS = {time: "Device time", rounds: "Round", bytes: "Bytes up and down, whole fleet", joules: "Energy, whole fleet", loss: "Device time"};
+
+/* The charts of accuracy and loss, one series at a time: different series must not be compared. */
+class Curves {
+  constructor(root) {
+    this.root = root;
+    this.select = root.querySelector("#series");
+    this.ends = [];
+    this.select.addEventListener("change", () => this.draw());
+  }
+
+  show(payload) {
+    this.payload = payload;
+    if (payload.metric && payload.metric.name !== "accuracy") this.clients.judge(payload.metric.title);
+    keepChoice(this.select, payload.groups.map((group, place) => element("option", {value: place}, `${group.shown}: ${group.title}`)));
+    this.root.querySelector("#series-bar").hidden = payload.groups.length < 2;
+    this.draw();
+  }
+
+  draw() {
+    const {payload, root} = this;
+    const group = payload.groups[Number(this.select.value)];
+    const series = payload.series.filter((one) => one.shown === group.shown);
+    const seeds = Math.max(0, ...payload.curves.rounds.map((curve) => curve?.seeds ?? 0));
+    this.ends.forEach((end) => end());
+    root.querySelector("#legend").replaceChildren(legend(series, seeds > 1 ? `Lines: mean over up to ${seeds} seeds; bands: ± 1 standard deviation` : ""));
+    this.ends = [...root.querySelectorAll("[data-axis]")].map((box) =>
+      lineChart(box, box.dataset.axis, payload, group, X_LABELS[box.dataset.axis], Number(box.dataset.height)));
+  }
 }
 
-function start() {
-  const payload = JSON.parse(document.querySelector("#payload").textContent);
-  if (payload.metric.name !== "accuracy") {
-    Object.assign(COLUMNS.at(-1), {title: payload.metric.title, format: (value) => value === null ? MISSING : digits(value)});
+/* Replaces the options of a list, and selects again what was selected. */
+function keepChoice(select, options) {
+  const kept = select.value;
+  select.replaceChildren(...options);
+  if (options.some((option) => option.value === kept)) select.value = kept;
+}
+
+/* The whole page; `show` can be called again with newer data, and keeps what the reader has chosen. */
+class Page {
+  constructor() {
+    this.curves = new Curves(document);
+    this.timeline = new Timeline(document);
+    this.resources = new Resources(document);
+    this.clients = new ClientTable(document);
+    this.select = document.querySelector("#run");
+    this.select.addEventListener("change", () => this.showRun());
+    document.addEventListener("click", (event) => copy(event.target.closest("[data-copy]")));
   }
-  accuracy(document, payload);
-  const timeline = new Timeline(document, payload);
-  const clients = new ClientTable(document, payload);
-  const select = document.querySelector("#run");
-  select.append(...payload.runs.map((run, place) => element("option", {value: place}, run.label + (run.state ? ` (${run.state})` : ""))));
-  const show = () => {
-    const run = payload.runs[Number(select.value)];
+
+  show(payload) {
+    this.payload = payload;
+    this.curves.show(payload);
+    keepChoice(this.select, payload.runs.map((run) => element("option", {value: run.label}, run.label + (run.state ? ` (${run.state})` : ""))));
+    this.showRun();
+  }
+
+  showRun() {
+    const {payload} = this;
+    const run = payload.runs.find((one) => one.label === this.select.value) ?? payload.runs[0];
     document.querySelector("#rounds-caption").textContent = run.in_rounds
       ? "Rounds, by phase of the client that finished last" : "Results in the order of their merge, from dispatch to merge";
     fleet(document.querySelector("#fleet-table"), records(run, payload));
     stragglers(document, run, payload);
     roundChart(document.querySelector("#rounds"), run, payload, (number) => {
-      timeline.openRound(number);
+      this.timeline.openRound(number);
       document.querySelector("#timeline").scrollIntoView({block: "center"});
     });
-    timeline.show(run);
-    clients.show(run);
-  };
-  select.addEventListener("change", show);
-  show();
-  clients.openFromAddress();
-  for (const button of document.querySelectorAll("[data-copy]")) {
-    button.addEventListener("click", async () => {
-      await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
-      button.textContent = "Copied";
-    });
+    this.timeline.show(run, payload);
+    this.resources.show(run, payload);
+    this.clients.show(run, payload);
   }
 }
-start();
+
+async function copy(button) {
+  if (!button) return;
+  await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
+  button.textContent = "Copied";
+}

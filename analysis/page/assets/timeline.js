@@ -84,8 +84,7 @@ function clientName(run, payload, client) {
 
 /* The Gantt chart of one round or the whole run, with a window of device time that can be moved and zoomed. */
 class Timeline {
-  constructor(root, payload) {
-    this.payload = payload;
+  constructor(root) {
     this.box = root.querySelector("#timeline");
     this.round = root.querySelector("#round");
     this.total = root.querySelector("#round-total");
@@ -119,13 +118,17 @@ class Timeline {
     redrawOnResize(this.box, () => this.run && this.draw());
   }
 
-  show(run) {
+  /* Another run is opened at its first round; newer data of the same run leave the window where it is. */
+  show(run, payload) {
+    const again = this.run?.label === run.label && this.windows.length > 0;
     this.run = run;
-    this.tasks = run.tasks ? unpack(run.tasks, this.payload.phases) : [];
+    this.payload = payload;
+    this.tasks = run.tasks ? unpack(run.tasks, payload.phases) : [];
     this.windows = windows(run.rounds);
     this.total.textContent = this.windows.length ? `of ${this.windows.at(-1).number}` : "";
     this.round.max = this.windows.at(-1)?.number ?? 1;
-    this.open(0);
+    if (again) this.draw();
+    else this.open(0);
   }
 
   openRound(number) {

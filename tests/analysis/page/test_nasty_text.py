@@ -26,9 +26,10 @@ from test_report import embedded
 from fleetbed.analysis.figures.plot import draw_plot
 from fleetbed.analysis.figures.style import RC
 from fleetbed.analysis.page.page import page
-from fleetbed.analysis.tables.compare import Comparison, side_by_side, tables
+from fleetbed.analysis.tables.compare import Comparison, side_by_side
 from fleetbed.analysis.tables.runs import Run, open_run
 from fleetbed.analysis.tables.series import series_of
+from fleetbed.analysis.tables.summary_table import summary_tables
 from fleetbed.analysis.tables.writing import Table, csv_text, latex_text
 from fleetbed.cli import common
 from fleetbed.profiles.yaml_text import plain
@@ -259,7 +260,7 @@ def test_the_picture_of_a_partition_is_written_with_it(tmp_path: Path) -> None:
 
 def test_the_notes_of_compare_hold_it_on_one_line_each(runs: list[Run]) -> None:
     for label in NASTY:
-        (found,) = tables(compared(runs, label))
+        (found,) = summary_tables(compared(runs, label))
         assert len(found.markdown().splitlines()) == 4 + 2 * len(found.notes)
 
 

@@ -51,6 +51,7 @@ def test_the_page_needs_nothing_from_outside(written: list[Path]) -> None:
 def test_the_parts_are_written_next_to_the_page(written: list[Path]) -> None:
     first, *parts = written
     figures = [f"accuracy_{axis}.{kind}" for axis in ("time", "rounds", "bytes", "joules") for kind in ("png", "pdf")]
+    figures += ["loss_time.png", "loss_time.pdf"]
     assert {p.name for p in parts} == {*figures, "comparison.csv", "clients.csv", "rounds.csv", "curves.csv"}
     assert all(p.parent == first.with_name("report_parts") and p.stat().st_size > 0 for p in parts)
     with first.with_name("report_parts").joinpath("rounds.csv").open() as file:

@@ -32,7 +32,11 @@ def run_command(*args: object) -> int:
 
 def test_report_writes_the_page_and_says_where(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("report", study, "--out", tmp_path / "r.html", "--target", 0.3) == 0
-    assert capsys.readouterr().out.startswith(f"{tmp_path / 'r.html'} (0.")
+    *table, last = capsys.readouterr().out.splitlines()
+    heads = ("Final accuracy", "Time to 30 %", "Memory of the tightest device", "Late or dropped work", "Degraded")
+    assert all(head in table[1] for head in heads)
+    assert [line.split()[0] for line in table[2:]] == ["fedavg", "fedin"]
+    assert last.startswith(f"report: {tmp_path / 'r.html'} (1")
     assert (tmp_path / "r.html").exists()
     assert (tmp_path / "r_parts" / "clients.csv").exists()
 
@@ -52,6 +56,8 @@ def test_report_of_one_client(study: Path, capsys: pytest.CaptureFixture[str]) -
 def test_compare_in_its_forms(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("compare", study, "--base", "fedavg") == 0
     assert capsys.readouterr().out.startswith("| Method | Seeds |")
+    assert run_command("compare", study, "--columns", "final,memory") == 0
+    assert capsys.readouterr().out.startswith("| Method | Final accuracy | Peak memory |\n")
     assert run_command("compare", study, "--format", "latex") == 0
     assert r"\begin{tabular}" in capsys.readouterr().out
     assert run_command("compare", study, "--format", "csv") == 0
@@ -115,6 +121,8 @@ def test_bad_options_end_with_code_2_and_one_sentence(
         (("compare", study, tmp_path / "other"), "differ in their data"),
         (("compare", study, "--base", "nobody"), "--base nobody: there is no such method in these runs"),
         (("report", study, "--client", "77"), "--client 77: there is no such client"),
+        (("compare", study, "--columns", "finl"), "--columns: there is no column 'finl'; did you mean final?"),
+        (("compare", study, "--columns", "final", "--json"), "CSV and JSON have all of them"),
         (("plot", "pie", study), "there is no kind of plot 'pie'"),
         (("plot", "inco", study), "no run recorded theta or beta"),
         (("export", study, "--format", "xml"), "there is no format 'xml'"),

@@ -13,8 +13,9 @@ import pytest
 from handmade import make_evaluation, make_task
 from synthetic_runs import write_run, write_study
 
-from fleetbed.analysis.tables.compare import compare_runs, records, tables
+from fleetbed.analysis.tables.compare import compare_runs, records
 from fleetbed.analysis.tables.runs import Run, open_run, open_runs
+from fleetbed.analysis.tables.summary_table import column_names, summary_tables
 from fleetbed.analysis.tables.writing import Table, csv_text
 from fleetbed.profiles.errors import BadInput
 
@@ -60,16 +61,16 @@ def test_speed_up_is_over_the_seeds_of_both(runs: list[Run]) -> None:
 
 
 def test_a_target_that_is_never_reached(runs: list[Run]) -> None:
-    written = tables(compare_runs(runs, None, [0.5, 0.65]))[0].rows[1]
+    written = summary_tables(compare_runs(runs, None, [0.5, 0.65]))[0].rows[1]
     assert "reached by 1 of 2" in written
-    assert "not reached" in tables(compare_runs(runs, None, [0.95]))[0].rows[0]
+    assert "not reached" in summary_tables(compare_runs(runs, None, [0.95]))[0].rows[0]
 
 
 def test_the_table_in_its_three_forms(runs: list[Run]) -> None:
-    (found,) = tables(compare_runs(runs, None, [0.5]))
+    (found,) = summary_tables(compare_runs(runs, None, [0.5]))
     lines = found.markdown().splitlines()
     assert lines[0].startswith("| Method | Seeds | Final accuracy | Best accuracy | Difference to fedavg |")
-    assert lines[2].startswith("| fedavg | 2 | 55.0 ± 7.1 % | 55.0 ± 7.1 % | – | 30 s |")
+    assert lines[2].startswith("| fedavg | 2 | 55.0 ± 7.1 % | 55.0 ± 7.1 % | – | 30 ± 14 s | 40 ± 0 B |")
     assert "| +20.0, −20.0 (2 pairs) |" in lines[3]
     latex = found.latex()
     assert r"55.0 $\pm$ 7.1 \%" in latex
@@ -78,6 +79,19 @@ def test_the_table_in_its_three_forms(runs: list[Run]) -> None:
     back = list(csv.DictReader(io.StringIO(csv_text(list(rows[0]), [list(r.values()) for r in rows]))))
     assert float(back[0]["time_to_0.5"]) == 30.0
     assert back[1]["time_to_0.5"] == ""
+
+
+def test_the_columns_of_a_paper(runs: list[Run]) -> None:
+    found = compare_runs(runs, None, [0.3])
+    (table,) = summary_tables(found, ["final", "speed-up", "tightest"])
+    assert table.columns == ("Method", "Final accuracy", "Speed-up to 30 %", "Memory of the tightest device")
+    assert table.rows[0] == ("fedavg", "55.0 ± 7.1 %", "1.00×", "90 B of 100 B (pi-zero-2w)")
+    assert table.rows[1][2] == "2.00 ± 0.00×"  # twice as fast with either seed
+    assert column_names(" final, time ,") == ["final", "time"]
+    with pytest.raises(BadInput, match=r"--columns: there is no column 'accuracy'; .*allowed are best, bytes"):
+        column_names("final,accuracy")
+    with pytest.raises(BadInput, match="--columns: name at least one column of seeds, final"):
+        column_names(" , ")
 
 
 def test_special_characters_survive_markdown_and_latex() -> None:

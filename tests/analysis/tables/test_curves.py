@@ -41,7 +41,7 @@ def test_accuracy_is_the_mean_over_models_at_the_time_of_the_merge(run: Run) -> 
     by_time = curve(run, "time", "global")
     assert by_time is not None
     np.testing.assert_allclose(by_time.x, [0, 8, 14])
-    np.testing.assert_allclose(by_time.accuracy, [0.10, 0.40, 0.55])
+    np.testing.assert_allclose(by_time.y, [0.10, 0.40, 0.55])
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_own_test_parts_weigh_by_their_size(run: Run) -> None:
     )
     found = curve(replace(run, evaluations=own), "time", "personal-own")
     assert found is not None
-    assert found.accuracy[0] == pytest.approx((0.9 * 30 + 0.5 * 10) / 40)
+    assert found.y[0] == pytest.approx((0.9 * 30 + 0.5 * 10) / 40)
 
 
 def test_a_run_without_evaluations_or_watts_has_no_curve(run: Run) -> None:

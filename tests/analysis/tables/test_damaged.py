@@ -19,9 +19,10 @@ from test_report_commands import run_command
 from fleetbed.analysis.page.page import page
 from fleetbed.analysis.page.report import clients_csv, report_json
 from fleetbed.analysis.tables import by_round
-from fleetbed.analysis.tables.compare import compare_runs, records, tables
+from fleetbed.analysis.tables.compare import compare_runs, records
 from fleetbed.analysis.tables.export import export
 from fleetbed.analysis.tables.runs import open_runs
+from fleetbed.analysis.tables.summary_table import summary_tables
 from fleetbed.profiles.errors import BadInput
 
 TABLES = ("meta", "clients", "caps", "rounds", "tasks", "evaluations", "metrics", "notices")
@@ -61,7 +62,7 @@ def analyse(folder: Path, out: Path) -> str:
         runs = open_runs([folder])
         found = compare_runs(runs, None, [])
         page(found)
-        for table in (*tables(found), *by_round.accuracy_tables(found), by_round.cost_table(found)):
+        for table in (*summary_tables(found), *by_round.accuracy_tables(found), by_round.cost_table(found)):
             table.markdown()
         msgspec.json.encode([records(found), by_round.accuracy_records(found), report_json(runs, None, [], None)])
         clients_csv(runs)

@@ -9,9 +9,10 @@ import pytest
 from synthetic_runs import write_study
 
 from fleetbed.analysis.page.page import page
-from fleetbed.analysis.tables.compare import records, side_by_side, tables
+from fleetbed.analysis.tables.compare import records, side_by_side
 from fleetbed.analysis.tables.intervals import difference_text, paired_interval
 from fleetbed.analysis.tables.runs import open_runs
+from fleetbed.analysis.tables.summary_table import summary_tables
 
 TRIALS = 3000
 
@@ -51,8 +52,8 @@ def test_below_three_pairs_the_differences_are_listed() -> None:
 def test_every_difference_has_its_number_of_pairs(seeds: tuple[int, ...], tmp_path: Path) -> None:
     found = side_by_side(open_runs([write_study(tmp_path, seeds=seeds, rounds=2)]), None, [])
     said = f"({len(seeds)} pair{'s' if len(seeds) > 1 else ''})"
-    assert said in tables(found)[0].markdown()
-    assert said in tables(found)[0].latex()
+    assert said in summary_tables(found)[0].markdown()
+    assert said in summary_tables(found)[0].latex()
     assert said in page(found)
     assert [row["pairs"] for row in records(found)] == [0, len(seeds)]
     assert "bootstrap" not in page(found)

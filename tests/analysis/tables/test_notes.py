@@ -22,12 +22,13 @@ from fleetbed.analysis.figures.plot import draw_plot
 from fleetbed.analysis.page.conditions import conditions
 from fleetbed.analysis.page.page import page
 from fleetbed.analysis.page.report import report_json, write_report
-from fleetbed.analysis.tables.compare import compare_runs, records, side_by_side, tables
+from fleetbed.analysis.tables.compare import compare_runs, records, side_by_side
 from fleetbed.analysis.tables.curves import band, curve
 from fleetbed.analysis.tables.export import export, scalars
 from fleetbed.analysis.tables.notes import cautions, variant_notes
 from fleetbed.analysis.tables.runs import Run, open_run, open_runs
 from fleetbed.analysis.tables.series import series_of
+from fleetbed.analysis.tables.summary_table import summary_tables
 from fleetbed.emulator.records.tables import MetricRow
 
 
@@ -46,7 +47,7 @@ def diverging(folder: Path, seed: int = 1) -> Run:
 def test_a_curve_has_a_gap_where_no_model_has_a_finite_loss(tmp_path: Path) -> None:
     found = curve(diverging(tmp_path), "time", "global")
     assert found is not None
-    np.testing.assert_allclose(found.accuracy, [0.1, 0.2, 0.3, np.nan, np.nan])
+    np.testing.assert_allclose(found.y, [0.1, 0.2, 0.3, np.nan, np.nan])
     assert found.first_reaching(0.3) == 20.0
     assert found.first_reaching(0.4) is None
 
@@ -56,7 +57,7 @@ def test_divergence_is_reported_and_every_command_still_works(tmp_path: Path) ->
     said = "fedavg-sync-1 diverged in round 2: the loss of 1 of 2 models is not finite."
     found = compare_runs([run], None, [])
     assert any(note.startswith(said) for note in found.notes)
-    assert tables(found)[0].rows[0][2:4] == ("diverged", "30.0 %")
+    assert summary_tables(found)[0].rows[0][2:4] == ("diverged", "30.0 %")
     (row,) = records(found)
     assert (row["final_mean"], row["diverged"], row["best_mean"]) == (None, 1, pytest.approx(0.3))
     html = page(found)
@@ -80,7 +81,7 @@ def test_a_seed_that_diverged_is_counted_and_not_averaged(tmp_path: Path) -> Non
     found = band(series, "time")
     assert found is not None
     np.testing.assert_allclose(found.mean, [0.1, 0.2, 0.3, 0.4, 0.5])
-    assert tables(compare_runs([gone, sound], None, []))[0].rows[0][2] == "50.0 % (1 of 2 seeds diverged)"
+    assert summary_tables(compare_runs([gone, sound], None, []))[0].rows[0][2] == "50.0 % (1 of 2 seeds diverged)"
 
 
 def test_nothing_but_divergence_still_has_a_report(tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ def test_methods_that_trained_different_variants_are_named_on_the_first_page(tmp
     said += "fedavg 8 × resnet26; fedin 2 × resnet18, 6 × resnet26."
     assert any(said in note for note in found.notes)
     assert said in page(found).split("<main>")[0]
-    assert said in tables(found)[0].markdown()
+    assert said in summary_tables(found)[0].markdown()
     moved = [_with_variants(fedavg, "resnet18", "resnet26"), _with_variants(fedin, "resnet26", "resnet18")]
     assert "1 × resnet18, 1 × resnet26, but not on the same clients" in variant_notes(series_of(moved))[0]
 

@@ -19,10 +19,11 @@ from fleetbed.analysis.page.page import page
 from fleetbed.analysis.page.report import write_report
 from fleetbed.analysis.tables.by_round import accuracy_tables
 from fleetbed.analysis.tables.clients import client_rows
-from fleetbed.analysis.tables.compare import compare_runs, records, tables
+from fleetbed.analysis.tables.compare import compare_runs, records
 from fleetbed.analysis.tables.export import export
 from fleetbed.analysis.tables.runs import Run, open_run
 from fleetbed.analysis.tables.series import series_of
+from fleetbed.analysis.tables.summary_table import summary_tables
 from fleetbed.emulator.method.series import default_series
 from fleetbed.emulator.records.records import Records
 from fleetbed.emulator.records.tables import EvaluationRow
@@ -70,7 +71,7 @@ def test_the_reader_chooses(homo: Run, tmp_path: Path) -> None:
         found = compare_runs([homo], None, [], asked)
         assert records(found)[0]["final_mean"] == pytest.approx(accuracy)
         assert records(found)[0]["series"] == asked
-        assert f"{100 * accuracy:.1f} %" in tables(found)[0].markdown()
+        assert f"{100 * accuracy:.1f} %" in summary_tables(found)[0].markdown()
         assert f"{100 * accuracy:.1f} %" in accuracy_tables(found)[0].markdown()
         assert f"{100 * accuracy:.1f} %" in page(found)
         (path,) = export([homo], "chrome-trace", tmp_path / asked, asked)
@@ -93,7 +94,7 @@ def test_methods_in_different_series_are_not_set_side_by_side(homo: Run, tmp_pat
         "personal-all": ["fedhe"],
     }
     assert [row["difference_mean"] for row in records(found)] == [None, None, None]
-    written = tables(found)
+    written = summary_tables(found)
     assert [table.title.split(":")[0] for table in written] == [
         "Series global",
         "Series personal-own",
@@ -113,8 +114,8 @@ def test_in_a_common_series_they_are_compared_and_one_that_lacks_it_is_named(hom
     (group,) = found.groups
     assert [row["difference_mean"] for row in records(found)] == [None, pytest.approx(0.465 - 0.6), None]
     assert "fedhe has no series global; it has personal-all." in found.notes
-    assert tables(found)[0].rows[2][:5] == ("fedhe", "1", "–", "–", "–")
-    assert "not reached" not in tables(found)[0].rows[2]
+    assert summary_tables(found)[0].rows[2][:5] == ("fedhe", "1", "–", "–", "–")
+    assert "not reached" not in summary_tables(found)[0].rows[2]
     assert group.shown == "global"
     first, *parts = write_report([average, homo, alone], tmp_path / "r.html", None, [], "global")
     assert "fedhe has no series global" in first.read_text()

@@ -11,7 +11,7 @@ from handmade import make_task
 from synthetic_runs import write_run
 
 from fleetbed.analysis.tables.runs import Run, open_run
-from fleetbed.analysis.tables.stragglers import participation, round_costs, staleness, waste
+from fleetbed.analysis.tables.stragglers import participation, round_costs, rounds_without, staleness, waste
 from fleetbed.emulator.records.tables import RoundRow
 from fleetbed.profiles.experiment import Policy
 
@@ -78,6 +78,17 @@ def test_participation_is_counted_per_kind(run: Run) -> None:
     assert counts["pi-zero-2w"] == (2, 2, 0)
     assert counts["phone-2018"] == (2, 1, 1)
     assert counts["jetson-nano"] == (0, 0, 0)
+
+
+def test_how_long_rounds_would_take_without_a_kind_of_device(run: Run) -> None:
+    found = rounds_without(run)
+    # first round: 10 s instead of 24; second: the deadline is not waited for, but the failure at 40 s is
+    assert found["phone-2018"] == (25 - (24 - 10) + 31 - (55 - 40)) / 2
+    assert found["pi-3b"] == (25 + 31) / 2  # the phone comes last or late all the same
+    assert "pi-zero-2w" not in found  # nothing would have been merged in the second round
+    assert {row.device: row.without_s for row in participation(run)}["phone-2018"] == found["phone-2018"]
+    loose = replace(run, config=msgspec.structs.replace(run.config, policy=Policy(kind="async")))
+    assert rounds_without(loose) == {}
 
 
 def test_staleness_counts_merged_results(tmp_path: Path) -> None:

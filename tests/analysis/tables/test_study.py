@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from synthetic_runs import write_run, write_study
 
+from fleetbed.analysis.page.page import title
 from fleetbed.analysis.tables.notes import run_differences
 from fleetbed.analysis.tables.runs import open_runs
 from fleetbed.analysis.tables.series import base_series, series_of
@@ -37,10 +39,28 @@ def test_settings_that_differ_are_never_averaged(tmp_path: Path) -> None:
 
 
 def test_the_same_run_twice_is_refused(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "fedavg", 1, rounds=1)
-    write_run(tmp_path / "b", "fedavg", 1, rounds=1)
+    first = write_run(tmp_path, "fedavg", 1, rounds=1)
+    shutil.copytree(first, tmp_path / "copy")
     with pytest.raises(BadInput, match="fedavg with seed 1 occurs twice; remove one of them"):
-        series_of(open_runs([tmp_path / "a", tmp_path / "b"]))
+        series_of(open_runs([tmp_path]))
+
+
+def test_studies_with_the_same_title_are_named_by_their_folders(tmp_path: Path) -> None:
+    """The same experiment before and after a change of the code."""
+    for name in ("before", "after"):
+        write_study(tmp_path / name, ("fedavg", "fedin"), (1, 2), rounds=1)
+    runs = open_runs([tmp_path / "before", tmp_path / "after"])
+    assert [one.label for one in series_of(runs)] == [
+        f"{method}, sync, {name}" for method in ("fedavg", "fedin") for name in ("before", "after")
+    ]
+    assert title(runs) == "Synthetic fleet (before, after)"
+    assert title(open_runs([tmp_path / "before"])) == "Synthetic fleet"
+    write_run(tmp_path / "other" / "before", "fedavg", 1, rounds=1)
+    runs = open_runs([tmp_path / "before" / "fedavg-sync-1", tmp_path / "other" / "before"])
+    assert [one.label for one in series_of(runs)] == [
+        f"fedavg, sync, {tmp_path / 'before'}",
+        f"fedavg, sync, {tmp_path / 'other' / 'before'}",
+    ]
 
 
 def test_the_base_is_named_or_the_first(tmp_path: Path) -> None:

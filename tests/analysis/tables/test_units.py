@@ -38,7 +38,13 @@ def test_times(value: float | None, text: str) -> None:
 
 
 def test_quantities_take_the_prefix_that_fits() -> None:
-    assert [data_bytes(v) for v in (0, 999, 1000, 19_600_000, 2.5e12)] == ["0 B", "999 B", "1 kB", "19.6 MB", "2.50 TB"]
+    assert [data_bytes(v) for v in (0, 999, 1000, 19_600_000, 2.5e12)] == [
+        "0 B",
+        "999 B",
+        "1 000 B",
+        "18.7 MiB",
+        "2.27 TiB",
+    ]
     assert flops(1.935e11) == "194 GFLOP"
     assert joules(0.25) == "0.25 J"
 
@@ -60,11 +66,11 @@ def test_digits_and_percentages() -> None:
 def test_an_axis_has_one_unit() -> None:
     assert scale(90.0, "time") == (1.0, "s")
     assert scale(90 * 60.0, "time") == (60.0, "min")
-    assert scale(3e9, "bytes") == (1e9, "GB")
+    assert scale(3e9, "bytes") == (2.0**30, "GiB")
     assert scale(40, "rounds") == (1.0, "")
 
 
 def test_fields_carry_their_unit_in_their_name() -> None:
     shown = [("compute_s", 90.0), ("bytes_up", 2e6), ("peak_bytes", None), ("flops", 1e9), ("joules", 5.0)]
-    assert [of_field(name, value) for name, value in shown] == ["90 s", "2 MB", "–", "1 GFLOP", "5 J"]
+    assert [of_field(name, value) for name, value in shown] == ["90 s", "1.91 MiB", "–", "1 GFLOP", "5 J"]
     assert [of_field(*pair) for pair in (("accuracy", 0.5), ("tasks", 12), ("link", "lte"))] == ["50.0 %", "12", "lte"]

@@ -106,6 +106,63 @@ class ToyWidth(Family):
         }
 
 
+class ToyExitNet(ToyNet):
+    """Every block has an exit, the last one is `fc`'s heir."""
+
+    classifier_parts = frozenset({"heads"})
+
+    def __init__(self, depth: int, classes: int) -> None:
+        super().__init__(16, 6, 5, depth, classes, 0.0)
+        del self.fc
+        self.heads = nn.ModuleList(nn.Linear(5, classes) for _ in range(depth))
+
+    def classify(self, f: Tensor) -> Tensor:
+        return self.heads[-1](f)
+
+    def exits(self, x: Tensor) -> list[Tensor]:
+        f, found = self.extract(x), []
+        for block, head in zip(self.blocks, self.heads, strict=True):
+            f = block(f)
+            found.append(head(f))
+        return found
+
+
+class ToyExits(ToyDepth):
+    """Variants that share their first blocks, each block with an exit."""
+
+    name = "toy-exits"
+    has_exits = True
+
+    def make(self, variant: str, spec: InputSpec) -> Net:
+        return ToyExitNet(("one", "two", "three").index(variant) + 1, spec.classes)
+
+
+class ToySegmentNet(ToyNet):
+    """Three blocks, trained one by one or together."""
+
+    def __init__(self, segments: int, classes: int) -> None:
+        super().__init__(16, 6, 5, 3, classes, 0.0)
+        self.segments = segments
+
+    def segment(self, number: int, x: Tensor) -> Tensor:
+        each = 3 // self.segments
+        start = (number - 1) * each
+        with torch.set_grad_enabled(torch.is_grad_enabled() and start == 0):
+            f = self.blocks[:start](self.extract(x))
+        return self.classify(self.blocks[start : start + each](f))
+
+
+class ToySegments(Family):
+    """The same model, trained in three segments or in one."""
+
+    name = "toy-segments"
+    shared = True
+    variants = ("in-3", "in-1")
+
+    def make(self, variant: str, spec: InputSpec) -> Net:
+        return ToySegmentNet(int(variant[-1]), spec.classes)
+
+
 class ToyStrangers(Family):
     """Variants that share nothing."""
 
@@ -356,6 +413,17 @@ def advance(
     so_far.merged.append(merged)
 
 
+def resumed(bed: Bed, name: str, rounds: int, after: int, **params: Any) -> Run:
+    """The same rounds, but after some of them all that lasts is stored, and a new method goes on with it."""
+    so_far = run(bed, bed.method(name, **params), after)
+    so_far.state = travelled(so_far.state)
+    so_far.kept = {number: travelled(kept) for number, kept in so_far.kept.items()}
+    method = bed.method(name, **params)
+    for round_ in range(after, rounds):
+        advance(bed, method, so_far, bed.context.clients, round_=round_ + 1)
+    return so_far
+
+
 def trained(
     method: Algorithm,
     state: Bundle,
@@ -457,5 +525,6 @@ def accuracy(bed: Bed, method: Algorithm, so_far: Run) -> float:
         if target.recalibrate:
             recalibrate(net, [bed.data.x])
         with torch.no_grad():
-            scores.append(float((net.eval()(bed.data.x).argmax(1) == bed.data.y).float().mean()))
+            logits = method.predict(net.eval(), bed.data.x, target.extras)
+        scores.append(float((logits.argmax(1) == bed.data.y).float().mean()))
     return sum(scores) / len(scores)

@@ -12,7 +12,7 @@ from fleetbed.models.base import Family, gather
 
 AVERAGING = ("heteroavg", "heteroprox", "fedavg", "fedprox", "fedin", "scaffold", "fednova", "moon", "inclusivefl")
 STARTS = (*AVERAGING, "private", "fedhe", "fedhenn", "fd")
-PERSONAL = ("fedper", "fedrep", "lgfedavg", "fedproto")
+PERSONAL = ("fedper", "fedrep", "lgfedavg", "fedproto", "fedfomo", "fedselect", "feddpa")
 
 
 @pytest.mark.parametrize("name", STARTS + PERSONAL)
@@ -49,7 +49,7 @@ def test_a_narrow_variant_that_is_alone_is_drawn_for_itself() -> None:
     assert equal(drawn.initial("half"), bed.context.initial("half"))
 
 
-@pytest.mark.parametrize("name", [*AVERAGING, "fedhenn_homo", "fedper", "fedrep", "lgfedavg"])
+@pytest.mark.parametrize("name", [*AVERAGING, "fedhenn_homo", "fedper", "fedrep", "lgfedavg", "fedselect", "feddpa"])
 def test_every_averaging_method_can_scale_its_mean_delta(name: str) -> None:
     bed = Bed(ToyDepth(None), ["two", "two"], public=20)
     params = {"rad": 10} if name == "fedhenn_homo" else {}

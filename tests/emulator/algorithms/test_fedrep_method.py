@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fleetbed.emulator.algorithms.fedrep import head_step, train_only
 from fleetbed.emulator.method.algorithm import ALL_POLICIES, Algorithm, Assignment, Client, Reply
-from fleetbed.emulator.method.local_training import loss_step, train
+from fleetbed.emulator.method.local_training import cross_entropy_step, train
 from fleetbed.emulator.method.optimizers import make_optimizer
 from fleetbed.models.base import InputSpec, Net, Tensors
 from fleetbed.models.families.lookup import family
@@ -55,7 +55,7 @@ def test_what_is_frozen_stays_bit_for_bit(optimizer: Optimizer) -> None:
         assert equal(untouched, representation), round_
         assert not torch.equal(fitted["fc.weight"], head["fc.weight"])
         train_only(net, head=False)
-        train(bed.job(client, bed.method("fedrep").setup()), net, loss_step(net), epochs=1)
+        train(bed.job(client, bed.method("fedrep").setup()), net, cross_entropy_step(net), epochs=1)
         after, moved = halves(net)
         assert equal(after, fitted), round_
         assert all(not torch.equal(moved[name], representation[name]) for name in moved)

@@ -15,8 +15,12 @@ from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import AlgorithmChoice
 
 METHODS = (
+    "depthfl",
     "fd",
     "fedavg",
+    "feddpa",
+    "fedepth",
+    "fedfomo",
     "fedhe",
     "fedhenn",
     "fedhenn_homo",
@@ -27,6 +31,7 @@ METHODS = (
     "fedprox",
     "fedrep",
     "fedrolex",
+    "fedselect",
     "heteroavg",
     "heterofl",
     "heteroprox",
@@ -36,6 +41,7 @@ METHODS = (
     "moon",
     "private",
     "scaffold",
+    "scalefl",
 )
 
 

@@ -61,6 +61,12 @@ CASES = [
         for base in ("heterofl", "fedrolex")
     ),
     ("inco", {"base": "inclusivefl"}, "vit-layer", ["vit8", "vit12"], VIT),
+    ("scalefl", {"gamma": 0.5, "start": 0.0}, "resnet-exit", ["level1", "level4"], {"base_width": 4}),
+    ("scalefl", {}, "resnet-depth", ["depth2", "depth3"], {"base_width": 4}),
+    ("depthfl", {"alpha": 0.1}, "resnet-depth", ["depth1", "depth4"], {"base_width": 4}),
+    ("depthfl", {"alpha": 0.1}, "resnet-exit", ["level1", "level2"], {"base_width": 4}),
+    ("heterofl", {}, "resnet-exit", ["level2", "level3"], {"base_width": 4}),
+    ("fedepth", {}, "resnet-segment", ["resnet26-in-12", "resnet26-in-2"], {"base_width": 4}),
     ("fedhe", {"batch": 4, "steps": 1}, "fedhe-cnn", ["model8", "model0"], {}),
     ("private", {}, "fedhe-cnn", ["model8", "model6"], {}),
     ("fedavg", {}, "fedhenn-cnn", ["conv1-fc1", "conv2-fc3"], {}),
@@ -69,6 +75,14 @@ CASES = [
     ("fedrep", {"head_epochs": 1}, "vit-layer", ["vit8", "vit9"], VIT),
     ("inco", {"base": "fedrep", "base_params": {"head_epochs": 1}}, "vit-layer", ["vit8", "vit9"], VIT),
     ("lgfedavg", {}, "fedin-v1", ["E", "A"], {}),
+    ("fedfomo", {}, "resnet-width", ["resnet26-eighth", "resnet26-half"], {"base_width": 8}),
+    ("fedfomo", {}, "vit-layer", ["vit8", "vit9"], VIT),
+    ("fedfomo", {}, "fedhe-cnn", ["model8", "model0"], {}),
+    ("fedselect", {"every": 1}, "resnet-width", ["resnet26-eighth", "resnet26-half"], {"base_width": 8}),
+    ("fedselect", {"every": 1}, "vit-layer", ["vit8", "vit9"], VIT),
+    ("feddpa", {}, "resnet-stage", ["resnet10", "resnet18"], {"base_width": 8}),
+    ("feddpa", {"share_personal": False}, "vit-layer", ["vit8", "vit9"], VIT),
+    ("inco", {"base": "feddpa"}, "resnet-stage", ["resnet10", "resnet18"], {"base_width": 8}),
     ("fedproto", {}, "resnet-stage", ["resnet10", "resnet18"], {"base_width": 8}),
     ("fedproto", {"predictor": "prototype"}, "fedhenn-cnn", ["conv3-fc3", "conv2-fc3"], {}),
     ("fedtgp", {"server_epochs": 2}, "resnet-stage", ["resnet10", "resnet18"], {"base_width": 8}),
@@ -103,6 +117,7 @@ def test_inco_crosses_the_norms_of_a_vit() -> None:
     "method",
     [
         *("fedhenn", "fedhe", "heteroavg", "fedin", "scaffold", "fednova", "moon"),
+        *("fd", "fedrep", "lgfedavg", "fedproto", "fedfomo", "fedselect", "feddpa"),
         *("fd", "fedrep", "lgfedavg", "fedproto", "fedtgp", "fedgkt"),
     ],
 )
@@ -116,7 +131,7 @@ def test_text(method: str) -> None:
 
 def test_what_a_method_cannot_use_is_refused() -> None:
     averaging = ("heteroavg", "heteroprox", "fedin", "inco", "scaffold", "fednova", "moon")
-    for method in (*averaging, "fedper", "fedrep", "lgfedavg"):
+    for method in (*averaging, "fedper", "fedrep", "lgfedavg", "fedselect", "feddpa"):
         with pytest.raises(BadInput, match="fedhe-cnn"):
             bed("fedhe-cnn", ["model8", "model0"]).method(method).check()
     for name, variants in (("resnet-stage", ["resnet10"]), ("vit-layer", ["vit8"]), ("fedhe-cnn", ["model8"])):

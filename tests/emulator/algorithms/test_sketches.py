@@ -22,7 +22,7 @@ from fleetbed.emulator.method.algorithm import (
     Target,
 )
 from fleetbed.emulator.method.bundle import Bundle
-from fleetbed.emulator.method.local_training import keep_model, loss_step, own_targets, own_tensors, train
+from fleetbed.emulator.method.local_training import cross_entropy_step, keep_model, own_targets, own_tensors, train
 from fleetbed.emulator.method.schedule import steps_of
 from fleetbed.emulator.randomness import derive
 from fleetbed.models.base import Net
@@ -77,7 +77,7 @@ class FedMD(Algorithm):
             with torch.no_grad():
                 return Reply(message=Bundle({"logits": model.eval()(x)}))
         self.digest(job, model, x)
-        return Reply(message=Bundle(), keep=keep_model(model), metrics=train(job, model, loss_step(model)))
+        return Reply(message=Bundle(), keep=keep_model(model), metrics=train(job, model, cross_entropy_step(model)))
 
     def digest(self, job: Job, model: Net, x: Tensor) -> None:
         optimizer = job.optimizer(model)

@@ -35,7 +35,7 @@ def test_errors_are_against_the_measurement_and_lose_their_sign() -> None:
 def test_the_page_holds_every_case_and_the_summary() -> None:
     page = to_markdown([result(110, 100), result(80, 100, batch=64)], "memory: cgroup v1")
     assert "the median error is 15.0%, the worst 20.0% (resnet-stage resnet10, sgd, batch 64)." in page
-    assert "| resnet-stage | resnet10 | 3x32x32 | sgd | 64 | 80.0 | 100.0 | -20.0% |" in page
+    assert "| resnet-stage | resnet10 | fedavg | 3x32x32 | sgd | 64 | 80.0 | 100.0 | -20.0% |" in page
     assert "memory: cgroup v1" in page
 
 
@@ -45,6 +45,10 @@ def test_standard_cases_are_the_ends_and_the_middle_of_each_family() -> None:
     assert {case.variant for case in cases} == {"resnet10", "resnet18", "resnet26", "lstm1", "lstm2"}
     assert {case.optimizer.name for case in cases} == {"sgd", "adam"}
     assert len(list(standard_cases(["resnet-stage"], [8], every=True))) == 5 * 2
+    made_for = {
+        case.family: case.method for case in standard_cases(["resnet-exit", "resnet-segment"], [8], every=False)
+    }
+    assert made_for == {"resnet-exit": "scalefl", "resnet-segment": "fedepth"}
 
 
 @pytest.mark.slow
@@ -54,6 +58,9 @@ def test_prediction_holds_for_real_processes() -> None:
         Case("resnet-width", "resnet26-sixteenth", IMAGE, 16, Optimizer()),
         Case("resnet-stage", "resnet10", IMAGE, 16, Optimizer(name="adam")),
         Case("fedhe-cnn", "model9", IMAGE, 16, Optimizer()),
+        Case("resnet-exit", "level2", IMAGE, 16, Optimizer(), "scalefl"),
+        Case("resnet-depth", "depth3", IMAGE, 16, Optimizer(name="adam"), "depthfl"),
+        Case("resnet-segment", "resnet26-in-12", IMAGE, 16, Optimizer(), "fedepth"),
         Case("lstm", "lstm1", InputSpec((25,), 2, 10_000), 64, Optimizer()),
     ]
     with Meter() as meter:

@@ -17,11 +17,16 @@ from fleetbed.models.base import InputSpec
 from fleetbed.models.families.lookup import family
 
 
-def two_norms() -> nn.Sequential:
+class Plain(nn.Sequential):
+    """With one exit, as a model has it."""
+
+    def exits(self, x: Tensor) -> list[Tensor]:
+        return [self(x)]
+
+
+def two_norms() -> Plain:
     torch.manual_seed(3)
-    net = nn.Sequential(
-        nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 3), nn.BatchNorm1d(3)
-    )
+    net = Plain(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 3), nn.BatchNorm1d(3))
     for norm in (net[1], net[5]):
         norm.running_mean.fill_(7.0)
         norm.running_var.fill_(9.0)

@@ -122,7 +122,7 @@ def test_bytes_count_both_ways(memory_mib: dict[str, float]) -> None:
     assert made(999, round_bytes=4e6).variant == "m"
     choice = made(999, round_bytes=3.9e6)
     assert choice.variant == "s"
-    assert choice.reason == "m needs 4 MB per round, 0.1 more than the 3.9 allowed"
+    assert choice.reason == "m needs 3.81 MiB per round, 0.0954 more than the 3.72 allowed"
 
 
 def test_time_is_computing_and_transferring(memory_mib: dict[str, float]) -> None:

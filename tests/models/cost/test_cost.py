@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from msgspec.structs import replace
@@ -197,6 +199,9 @@ def test_constants_of_a_model_are_memory_but_no_message() -> None:
 CHECKED = {
     "resnet-stage": InputSpec((3, 32, 32), 10),
     "resnet-width": InputSpec((3, 32, 32), 10),
+    "resnet-exit": InputSpec((3, 32, 32), 10),
+    "resnet-depth": InputSpec((3, 32, 32), 10),
+    "resnet-segment": InputSpec((3, 32, 32), 10),
     "vit-layer": InputSpec((3, 32, 32), 10),
     "fedhe-cnn": InputSpec((3, 32, 32), 10),
     "fedhenn-cnn": InputSpec((3, 32, 32), 10),
@@ -269,3 +274,63 @@ def test_the_steps_of_a_phase_change_no_step() -> None:
     few, many = (dense(Work(earlier=(replace(HEAD, steps=n),), steps=n, batch=4)) for n in (1, 90))
     assert (few.steps, few.memory) == (many.steps, many.memory)
     assert many.flops == pytest.approx(90 * few.flops)
+
+
+# exits and segments
+
+
+def test_a_step_through_all_exits_counts_each() -> None:
+    """Level 2 has exits of 3 kernels at 11 channels: forward, and gradients of inputs and weights."""
+    nets, spec = lookup.family("resnet-exit", {"base_width": 16}), InputSpec((3, 32, 32), 10)
+    last, both = (cost(nets, "level2", spec, Work(steps=1, batch=4, trains=part), PLAIN) for part in ("all", "exits"))
+    width, places = 44, 2 * 2  # 0.7 of 64 channels in maps of 2x2
+    more = 3 * 2 * 4 * (3 * places * 9 * width * width + 10 * width)
+    assert both.flops - last.flops == more
+    assert both.operations.flop == both.flops
+    assert both.memory["gradients"] > last.memory["gradients"]
+    # an optimiser keeps nothing for an exit that gets no gradient
+    early = sum(p.numel() for n, p in nets.outline("level2", spec).named_parameters() if n.startswith("exit1."))
+    kept = [cost(nets, "level2", spec, Work(steps=1, batch=4, trains=part), ADAM) for part in ("exits", "all")]
+    assert kept[0].memory["optimizer"] - kept[1].memory["optimizer"] == 8 * early
+
+
+@pytest.mark.parametrize("name", ["resnet-stage", "resnet-exit", "resnet-depth"])
+def test_a_smallest_variant_has_one_exit(name: str) -> None:
+    family, spec = lookup.family(name), CHECKED["resnet-stage"]
+    found = [cost(family, family.variants[0], spec, Work(steps=2, batch=4, trains=p), ADAM) for p in ("all", "exits")]
+    assert found[0] == found[1]
+
+
+def test_the_memory_of_segments_is_that_of_the_largest() -> None:
+    """Gradients and optimiser state are those of the blocks that are trained together, and of the classifier."""
+    nets, spec = lookup.family("resnet-segment"), CHECKED["resnet-stage"]
+    shapes = {name: p.numel() for name, p in nets.outline("resnet26-in-1", spec).named_parameters()}
+    last = {6: ("layer4.1.", "layer4.2."), 2: ("layer3.", "layer4.")}
+    peaks = []
+    for segments, names in last.items():
+        work = Work(steps=3, batch=4, held_models=1).through_parts(range(1, segments + 1))
+        found = cost(nets, f"resnet26-in-{segments}", spec, work, ADAM)
+        assert found.memory["optimizer"] == 8 * sum(n for k, n in shapes.items() if k.startswith((*names, "fc.")))
+        assert len(found.steps) == segments
+        peaks.append(found.memory_bytes)
+    whole = cost(nets, "resnet26-in-1", spec, Work(steps=3, batch=4, held_models=1), ADAM)
+    assert [*peaks, whole.memory_bytes] == sorted({*peaks, whole.memory_bytes})
+
+
+def test_a_segment_goes_forward_through_the_frozen_ones_and_back_through_its_own() -> None:
+    nets, spec = lookup.family("resnet-segment", {"base_width": 8}), InputSpec((3, 32, 32), 10)
+    whole = cost(nets, "resnet26-in-1", spec, Work(steps=1, batch=4), PLAIN).flops
+    work = Work(steps=1, batch=4).through_parts((1, 2))
+    first, second = (step.flop for step in cost(nets, "resnet26-in-2", spec, work, PLAIN).steps)
+    forward = cost(nets, "resnet26-in-1", spec, Work(batch=4, once=(Pass("forward", "all", 4),)), PLAIN).flops
+    head = 3 * 2 * 4 * 64 * 10  # of the classifier, which is trained in both
+    below = forward - (second + first - whole - head)
+    assert first + second < whole + forward
+    assert 0 < below < forward
+
+
+def test_costs_of_our_own_families_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    family = lookup.family("resnet-stage", {"base_width": 5})
+    cost(family, "resnet10", CHECKED["resnet-stage"], Work(steps=1, batch=3), PLAIN)
+    assert len(list((tmp_path / "fleetbed" / "costs").glob("*.json"))) == 1
