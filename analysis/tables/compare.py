@@ -269,8 +269,8 @@ def _notes(groups: Sequence[SeriesGroup]) -> list[str]:
         )
     if any(summary.difference for group in groups for summary in group.summaries):
         notes.append(
-            f"Differences of the final {metric.title} are in {metric.difference} and paired by seed: the mean and its 95 % "
-            f"t interval with {LEAST_PAIRS} or more pairs, the difference of each pair with fewer."
+            f"Differences of the final {metric.title} are in {metric.difference} and paired by seed: the mean and its "
+            f"95 % t interval with {LEAST_PAIRS} or more pairs, the difference of each pair with fewer."
         )
     if any(task.joules is None for run in runs for task in run.tasks):
         notes.append("Energy covers only the devices whose profile states their power.")

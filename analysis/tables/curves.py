@@ -186,7 +186,7 @@ def y_range(bands: Sequence[Band], targets: Sequence[float], metric: Metric = AC
     low = [value for one in bands for value in one.mean - one.deviation if not np.isnan(value)]
     high = [value for one in bands for value in one.mean + one.deviation if not np.isnan(value)]
     if metric is not ACCURACY:
-        return 0.0, 1.05 * max([*high, *targets], default=1.0) or 1.0
+        return 0.0, 1.05 * float(max([*high, *targets], default=1.0)) or 1.0
     bottom = max(0.0, np.floor(min([*low, *targets], default=0.0) * 20) / 20)
     top = np.ceil(max([*high, *(target + 0.02 for target in targets)], default=0.0) * 20) / 20
     return float(bottom), float(max(bottom + 0.05, min(1.0, top)))

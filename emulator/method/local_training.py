@@ -44,7 +44,10 @@ def cross_entropy_step(
     regularise: Callable[[], None] = lambda: None,
     loss_of: Callable[[Tensor, Tensor], Tensor] = label_loss,
 ) -> Step:
-    """One step of plain local training; `regularise` changes the gradients before the optimiser uses them."""
+    """One step of plain local training; `regularise` changes the gradients before the optimiser uses them.
+
+    Where labels are numbers the loss is the squared error.
+    """
 
     def step(optimizer: Stepper, x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()

@@ -117,7 +117,7 @@ def _updated(family: Family, variant: str, spec: InputSpec, shapes: Shapes, part
     outline = family.outline(variant, spec)
     with FakeTensorMode():
         net = _without_data(outline)
-        _pass(net, Pass("train", part, 2), _empty(spec, shapes, part, 2))
+        _pass(net, Pass("train", part, 2), _empty(spec, shapes, part, 2), spec)
         return sum(p.numel() for p in net.parameters() if p.grad is not None)
 
 
