@@ -188,6 +188,7 @@ def test_a_regression_is_judged_by_its_error_from_the_run_to_the_report(
     assert "Test mean absolute error against device time" in page
     assert "Best final mean absolute error" in page
     assert "ccuracy<" not in page
+    capsys.readouterr()
     with pytest.raises(SystemExit, match="0"):
         main(["compare", str(out), "--target", "0.9"])
     said = capsys.readouterr().out
