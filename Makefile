@@ -1,10 +1,12 @@
 # `make demo` and `make test` set everything up by themselves; when nothing changed they start at once.
 
 PYTHON ?= python3
+# pip's index of torch's CPU builds, as pytorch.org gives it; without it pip may bring 2.7 GB of CUDA
+TORCH_INDEX ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-FOLDERS := profiles models emulator analysis api cli
+FOLDERS := profiles models emulator flower analysis api cli
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types clean
@@ -38,5 +40,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 		echo "$(PYTHON) -m venv failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@echo "installing into .venv; the first time takes a few minutes"
 	$(PIP) install --quiet -c constraints.txt setuptools
+	$(if $(TORCH_INDEX),$(PIP) install --quiet -c constraints.txt --index-url $(TORCH_INDEX) torch torchvision)
 	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@

@@ -140,7 +140,7 @@ def measure(
     """Measure the board that this runs on, and write its device profile."""
     from fleetbed.emulator.checks.board import as_yaml, board_title, measure_board
     from fleetbed.emulator.checks.class_rates import STEADY
-    from fleetbed.emulator.machine.host import QUIET_CORES, LoadMeter
+    from fleetbed.emulator.machine.host import MOST_OTHER_CORES, LoadMeter
     from fleetbed.profiles.errors import BadInput
     from fleetbed.profiles.loading import read_profile
     from fleetbed.profiles.resolve import load_link
@@ -158,7 +158,7 @@ def measure(
     meter = LoadMeter()
     measured, classes = measure_board(title, link)
     path.write_text(as_yaml(measured))
-    if (others := meter.other_cores()) > QUIET_CORES:
+    if (others := meter.other_cores()) > MOST_OTHER_CORES:
         _warn(f"other processes used {others:.1f} cores meanwhile, so the rates are too low: repeat on an idle machine")
     if classes.spread > STEADY:
         _warn(

@@ -231,6 +231,9 @@ def _print_fit(title: str, rows: Sequence[FitRow]) -> None:
 @app.command("check-memory")
 def check_memory(
     names: FamilyNames = None,
+    methods: Annotated[
+        list[str] | None, typer.Option("--method", metavar="NAME", help="Only this method; may be repeated.")
+    ] = None,
     batches: Annotated[str, typer.Option("--batches", metavar="N,N,...", help="Batch sizes.")] = "8,16,64",
     every: Annotated[
         bool, typer.Option("--all", help="Every variant, not only the smallest, the middle and the largest.")
@@ -238,11 +241,17 @@ def check_memory(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the table as Markdown.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train in real processes and compare the kernel's memory count with the prediction."""
+    """Train in real processes and compare the kernel's memory count with the prediction.
+
+    Every family is trained as FedAvg does it, and every method on one family that it goes with. --family and --method
+    choose among them.
+    """
     from fleetbed.emulator.checks.memory_check import (
         HEADER,
         Meter,
+        checked_methods,
         compare_memory,
+        method_cases,
         standard_cases,
         summarise_memory,
         to_markdown,
@@ -259,7 +268,9 @@ def check_memory(
         _check_batch(size, "--batches")
     if out is not None and not out.parent.is_dir():
         raise BadInput(f"--out {out}: the folder {out.parent} does not exist.")
-    cases = list(standard_cases(names or lookup.family_names(), sizes, every=every))
+    if not (names or methods):
+        names, methods = list(lookup.family_names()), checked_methods()
+    cases = [*standard_cases(names or (), sizes, every=every), *method_cases(methods or (), sizes)]
     results = []
     with Meter() as meter:
         for case in cases:

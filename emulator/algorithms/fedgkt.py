@@ -190,13 +190,13 @@ class Method(Algorithm):
     def upload(self, job: Job, model: Net) -> Bundle:
         """All samples in stored order: what the trained model makes of them, and their labels."""
         samples, start = job.client.samples, 0
-        shape = cut_shapes(self.context.family, job.client.variant, self.context.spec)[0]
-        features, logits = torch.empty(samples, *shape), torch.empty(samples, self.context.spec.classes)
+        features, logits = torch.empty(0), torch.empty(samples, self.context.spec.classes)
         labels = torch.empty(samples, dtype=torch.int32)
         model.eval()
         for x, y in job.ordered(batch_of(samples, self.training.batch)):
             rows = slice(start, start := start + len(y))
             s = model.extract(x)
+            features = torch.empty(samples, *s.shape[1:]) if rows.start == 0 else features
             features[rows], logits[rows], labels[rows] = s, model.classify(model.intermediate(s)), y
         return Bundle({FEATURES: features, LOGITS: logits, LABELS: labels})
 

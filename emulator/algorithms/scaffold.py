@@ -31,7 +31,7 @@ from fleetbed.emulator.bases.averaging import Averaging, Means, trained_shapes
 from fleetbed.emulator.method.algorithm import Arrival, Assignment, Expected, Job, like
 from fleetbed.emulator.method.bundle import Bundle, Scalar, prefixed
 from fleetbed.emulator.method.description import Description
-from fleetbed.emulator.method.local_training import Step
+from fleetbed.emulator.method.local_training import Step, kept_models
 from fleetbed.emulator.method.optimizers import Stepper
 from fleetbed.models.base import Index, Net, Tensors, gather, scatter_add
 from fleetbed.models.work import Work
@@ -76,8 +76,10 @@ class Method(Averaging):
         variant = assignment.client.variant
         shapes = trained_shapes(self.context.family, variant, self.context.spec).values()
         size = self.weight_bytes(variant) + 4 * sum(shape.numel() for shape in shapes)
-        # x, c and c_i are held; c and c_i are added in each step
-        return replace(plain, held_models=3, parameter_passes=2, bytes_down=size, bytes_up=size)
+        # x, c and c_i are held; c and c_i are added in each step. After the last one dc and the new c_i come on top of
+        # them: with gradients and the optimiser's state gone that is more than in a step if the optimiser has no state
+        held = 3 if kept_models(self.context.training.optimizer) > 1 else 4
+        return replace(plain, held_models=held, parameter_passes=2, bytes_down=size, bytes_up=size)
 
     # the client's half
 

@@ -15,17 +15,19 @@ CLASS = "class"
 
 @dataclass(frozen=True)
 class ClassMeans:
-    """Sums and counts by class, which `add` changes in place."""
+    """Sums and counts by class, which `add` changes in place. A width of 0 becomes that of the first vectors."""
 
     sums: Tensor  # [classes, width]
     counts: Tensor  # [classes]
 
     @classmethod
-    def empty(cls, classes: int, width: int, dtype: torch.dtype = torch.float32) -> ClassMeans:
+    def empty(cls, classes: int, width: int = 0, dtype: torch.dtype = torch.float32) -> ClassMeans:
         return cls(torch.zeros(classes, width, dtype=dtype), torch.zeros(classes, dtype=torch.int64))
 
     def add(self, classes: Tensor, vectors: Tensor) -> None:
         """Count each vector once, in its class."""
+        if not self.sums.numel():
+            self.sums.resize_(len(self.counts), vectors.shape[1]).zero_()
         rows = classes.long().cpu()
         self.sums.index_add_(0, rows, vectors.detach().cpu().to(self.sums.dtype))
         self.counts.add_(torch.bincount(rows, minlength=len(self.counts)))

@@ -14,7 +14,7 @@ from fleetbed.profiles.errors import BadInput
 
 @lru_cache(maxsize=256)
 def cut_shapes(family: Family, variant: str, spec: InputSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of s_in and s_out of one sample."""
+    """The shapes of s_in and s_out of one sample. Not for clients: torch imports its compiler for it, 100 MB."""
     net = family.outline(variant, spec).eval()
     kind = torch.long if spec.vocabulary else torch.float
     with torch.no_grad():

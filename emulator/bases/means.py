@@ -91,9 +91,9 @@ def _mean_change(parts: list[Share]) -> Tensor:
     if _were_all_sent(sent, parts):
         return _mean_after(parts).sub_(sent)
     total = sum(p.omega for p in parts)
-    sums, room = torch.zeros(sent.shape), torch.empty(CHUNK)
+    sums, buffer = torch.zeros(sent.shape), torch.empty(CHUNK)
     for chunk, *both in _chunks(sums, *(tensor for p in parts for tensor in (p.after, p.sent))):
-        change = room[: chunk.numel()].view(chunk.shape)
+        change = buffer[: chunk.numel()].view(chunk.shape)
         for p, after, before in zip(parts, both[::2], both[1::2], strict=True):
             torch.sub(after, before, out=change)
             chunk.add_(change, alpha=p.scale / total)

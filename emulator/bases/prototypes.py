@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -21,7 +22,7 @@ from fleetbed.emulator.bases.class_means import (
     squared_error,
 )
 from fleetbed.emulator.bases.features import check_widths, feature_width
-from fleetbed.emulator.method.algorithm import Algorithm, Assignment, Expected, Job, Needs, Reply, Target
+from fleetbed.emulator.method.algorithm import Algorithm, Assignment, Client, Expected, Job, Needs, Reply, Target
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.local_training import keep_model, on_both_test_sets, own_targets, own_tensors, train
 from fleetbed.emulator.method.optimizers import Stepper
@@ -68,6 +69,10 @@ class Prototypes(Algorithm):
     def check(self) -> None:
         check_widths(self.context, self.name)
 
+    def reassign(self, clients: Sequence[Client]) -> None:
+        super().reassign(clients)
+        self.check()  # a client may have stepped down to features of another width
+
     def send(self, state: Bundle, assignment: Assignment) -> Bundle:
         classes, vectors = self.prototypes(state)
         return Bundle({PROTOTYPES: vectors.float()}, {CLASSES: classes.tolist()}) if len(classes) else Bundle()
@@ -86,7 +91,7 @@ class Prototypes(Algorithm):
 
     def client(self, job: Job) -> Reply:
         model, classes = job.model(own_tensors(job)), self.context.spec.classes
-        own = ClassMeans.empty(classes, feature_width(self.context, job.client.variant))
+        own = ClassMeans.empty(classes)
         wanted = None
         if self.params.lambda_ and job.message.tensors:
             wanted = by_class(torch.tensor(job.message.values[CLASSES]), job.message.tensors[PROTOTYPES], classes)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import statistics
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 
 import msgspec
@@ -14,24 +17,27 @@ import torch
 import zmq
 from msgspec import Struct
 
+from fleetbed.emulator.algorithms import load_method, names
 from fleetbed.emulator.checks.memory_meter import STEPS, Case, workplace
 from fleetbed.emulator.limits import clean_leftovers
 from fleetbed.emulator.machine import interpreter
 from fleetbed.emulator.machine.calibration import THREAD_VARIABLES
 from fleetbed.emulator.machine.host import cpu_model
-from fleetbed.emulator.method.algorithm import Algorithm, Assignment
+from fleetbed.emulator.method.algorithm import Arrival, Assignment, Client, Context
+from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.wire import codec
 from fleetbed.emulator.wire.messages import Train, Trained, from_worker
 from fleetbed.emulator.wire.shared_memory import SharedMemory
-from fleetbed.models.base import InputSpec
+from fleetbed.models.base import Family, InputSpec
 from fleetbed.models.cost.predict import cost
 from fleetbed.models.families.lookup import family
-from fleetbed.profiles.errors import FleetbedError
-from fleetbed.profiles.experiment import Data, Optimizer
+from fleetbed.profiles.errors import BadInput, FleetbedError
+from fleetbed.profiles.experiment import AlgorithmChoice, Data, Optimizer, Training
 
 MIB = 1 << 20
 WAIT_MS = 500
 IMAGE = InputSpec((3, 32, 32), 10)
+METHOD_FAMILIES = ("resnet-stage", "resnet-width")  # a method is checked on the first that it can use
 IMAGES = {"vit-layer": InputSpec((3, 64, 64), 10)}  # its patches are 16x16
 TEXT = InputSpec((Data().tokens,), 2, Data().vocabulary)
 WINDOW = InputSpec((3, 128), 5)
@@ -43,10 +49,11 @@ PAGE = """# Memory: prediction against measurement
 Made by `fleetbed models check-memory --out docs/memory-prediction.md`.
 
 Predicted is the peak of the memory that a client's process adds after its fork while it trains, as computed by
-`models/cost/predict.py`.
+`models/cost/predict.py` from the work that the method declares.
 Measured is the most that the kernel charged to the memory group of a client's process, forked from a warmed-up one,
-while it trained {steps} steps on weights that it received as in a run. A negative error means that the prediction was
-too low.
+while it carried out a task of {steps} steps as in a run. With a method other than FedAvg it is the larger of the
+client's first two tasks: from the second one on, a client may have kept something. A negative error means that the
+prediction was too low.
 
 {summary}.
 
@@ -75,7 +82,7 @@ class MemoryResult(Struct, frozen=True):
             case.variant,
             case.method,
             "x".join(map(str, case.spec.shape)),
-            case.optimizer.name,
+            _title(case.optimizer),
             str(case.batch),
             *sizes,
             f"{self.error:+.1%}",
@@ -95,8 +102,12 @@ class MemorySummary(Struct, frozen=True):
         case = self.worst_case
         return (
             f"{self.cases} cases: the median error is {self.median:.1%}, the worst {self.worst:.1%} "
-            f"({case.family} {case.variant}, {case.optimizer.name}, batch {case.batch})"
+            f"({case.method} on {case.family} {case.variant}, {_title(case.optimizer)}, batch {case.batch})"
         )
+
+
+def _title(optimizer: Optimizer) -> str:
+    return "plain sgd" if optimizer.name == "sgd" and not optimizer.momentum else optimizer.name
 
 
 def summarise_memory(results: Sequence[MemoryResult]) -> MemorySummary:
@@ -123,20 +134,54 @@ def standard_cases(families: Sequence[str], batches: Sequence[int], *, every: bo
                     yield Case(name, variant, spec, batch, Optimizer(name=optimizer), METHODS.get(name, "fedavg"))
 
 
+def checked_methods() -> list[str]:
+    """The methods to check besides FedAvg and those that a family is made for.
+
+    InCo changes nothing on clients, and a method that needs samples of the server is not checked.
+    """
+    return [name for name in names() if name not in ("fedavg", "inco") and _family_for(name) is not None]
+
+
+def method_cases(methods: Sequence[str], batches: Sequence[int]) -> Iterator[Case]:
+    """Yield cases for each method: the middle variant of a family that it goes with, at the middle batch.
+
+    Plain SGD has no state, so that what a method holds matters most; Adam has the largest state.
+    """
+    batch = sorted(batches)[len(batches) // 2]
+    for method in methods:
+        chosen = _family_for(method)
+        if chosen is None:
+            raise BadInput(
+                f"--method is {method}, which is not checked by itself; possible are {', '.join(checked_methods())}."
+            )
+        variant = chosen.variants[len(chosen.variants) // 2]
+        for optimizer in (Optimizer(momentum=0.0), Optimizer(name="adam")):
+            yield Case(chosen.name, variant, IMAGE, batch, optimizer, method)
+
+
+def _family_for(method: str) -> Family | None:
+    """The first of some families that the method can use; None if it can use none, or needs samples of the server."""
+    for name in METHOD_FAMILIES:
+        chosen = family(name)
+        clients = tuple(Client(number, variant, 1) for number, variant in enumerate(chosen.variants))
+        context = Context(seed=0, spec=IMAGE, family=chosen, clients=clients, training=Training(), rounds=1)
+        made = load_method(AlgorithmChoice(name=method), context, "--method")
+        with contextlib.suppress(BadInput):
+            made.check()
+            return None if made.needs.public_samples else chosen
+    return None
+
+
 def compare_memory(case: Case, meter: Meter) -> MemoryResult:
     return MemoryResult(case, predict(case), meter.measure(case))
 
 
 def predict(case: Case) -> int:
-    method, task = _method_and_task(case)
-    work = method.heaviest(method.setup(), task.client)
-    return cost(family(case.family), case.variant, case.spec, work, case.optimizer).memory_bytes
-
-
-def _method_and_task(case: Case) -> tuple[Algorithm, Assignment]:
-    method = workplace(case).method
+    """The memory by which a run chooses a variant."""
+    method = workplace(case, Path()).method
     assert method is not None
-    return method, Assignment(client=method.context.clients[0])
+    work = method.heaviest(method.setup(), case.client)
+    return cost(family(case.family), case.variant, case.spec, work, case.optimizer).memory_bytes
 
 
 def to_markdown(results: Sequence[MemoryResult], backend: str) -> str:
@@ -158,9 +203,10 @@ class Meter:
         clean_leftovers()
         address = codec.new_address()
         self._fd = os.memfd_create("fleetbed-shared")
+        self._folder = tempfile.TemporaryDirectory(prefix="fleetbed-memory-")  # of what clients keep
         self._shared = SharedMemory(self._fd)
         self._process = subprocess.Popen(
-            interpreter.module_command("fleetbed.emulator.checks.memory_meter", address, self._fd),
+            interpreter.module_command("fleetbed.emulator.checks.memory_meter", address, self._fd, self._folder.name),
             pass_fds=[self._fd],
             env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
             stdin=subprocess.PIPE,
@@ -185,26 +231,44 @@ class Meter:
         self._process.communicate()  # closes its input, which ends it
         self._context.destroy(linger=0)
         os.close(self._fd)
+        self._folder.cleanup()
         clean_leftovers()
 
     def measure(self, case: Case) -> int:
         """Return the peak of a client's memory in bytes."""
+        method = workplace(case, Path(self._folder.name)).method
+        assert method is not None
+        state, kept, peak = method.setup(), None, 0
+        for number in range(1 if case.method in ("fedavg", *METHODS.values()) else 2):
+            task = Assignment(client=case.client, task=number, stage=method.needs.stages[0], round=number + 1)
+            sent = method.send(state, task)
+            order = Train(task=number, client=0, variant=case.variant, stage=task.stage, kept=kept, round=task.round)
+            answer, message = self._carry_out(case, order, sent)
+            assert answer.peak_bytes is not None
+            kept, peak = answer.keep, max(peak, answer.peak_bytes)
+            state = method.merge(state, [Arrival(assignment=task, sent=sent, message=message)]).state
+        return peak
+
+    def _carry_out(self, case: Case, order: Train, sent: Bundle) -> tuple[Trained, Bundle]:
+        """Have a new process carry out a task."""
         self._stdin.write(msgspec.json.encode(case) + b"\n")
         self._stdin.flush()
         client, _ = self._receive()
-        order = Train(task=0, client=0, variant=case.variant, stage="train", kept=None)
-        method, task = _method_and_task(case)
-        frames = codec.pack(method.send(method.setup(), task))
+        frames = codec.pack(sent)
         slot = self._shared.take(frames)
-        sent = frames if slot is None else frames[:1]
+        inline = frames if slot is None else frames[:1]
         order = msgspec.structs.replace(order, slot=slot)
-        self._socket.send_multipart([client, codec.control(order), *sent], copy=False)
-        answer = codec.parse_control(from_worker, self._receive()[1])
+        self._socket.send_multipart([client, codec.control(order), *inline], copy=False)
+        _, head, *rest = self._receive()
+        answer = codec.parse_control(from_worker, head)
+        if not isinstance(answer, Trained) or answer.peak_bytes is None:
+            raise FleetbedError(
+                f"{case.method} on {case.family} {case.variant} at batch {case.batch} was not trained: {answer}"
+            )
+        message = codec.unpack(self._shared.answer(slot, rest, answer.sizes))
         if slot is not None:
             self._shared.release(slot)
-        if not isinstance(answer, Trained) or answer.peak_bytes is None:
-            raise FleetbedError(f"{case.family} {case.variant} at batch {case.batch} was not trained: {answer}")
-        return answer.peak_bytes
+        return answer, message
 
     def _receive(self) -> list[zmq.Frame]:
         while not self._socket.poll(WAIT_MS):

@@ -1,7 +1,7 @@
 """Measures the peak memory of a client. Run as a module with the address of a socket, it reads one case per line.
 
-Each case has its own zygote, which forks a worker into a memory group. Zygote, worker and method are those of a run;
-the data is generated for the case.
+For each line a zygote forks a worker into a memory group, which carries out one task. Zygote, worker and method are
+those of a run; the data is generated for the case.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.data import Dataset, Split
 from fleetbed.emulator.data.store import Meta
 from fleetbed.emulator.limits import Group, LimitPlan, best_limits
@@ -23,6 +22,7 @@ from fleetbed.emulator.method.algorithm import Client, Context
 from fleetbed.emulator.processes.forking import die_with, keep_what_steps_free, ready_to_fork, run_in_fork, warm
 from fleetbed.emulator.processes.task_runner import TaskRunner
 from fleetbed.emulator.processes.worker import serve
+from fleetbed.emulator.wire.messages import Enrolment
 from fleetbed.models.base import InputSpec
 from fleetbed.models.families.lookup import family
 from fleetbed.profiles.experiment import AlgorithmChoice, Optimizer, Training
@@ -40,29 +40,29 @@ class Case(Struct, frozen=True):
     optimizer: Optimizer
     method: str = "fedavg"
 
+    @property
+    def client(self) -> Client:
+        return Client(0, self.variant, STEPS * self.batch)
 
-def workplace(case: Case) -> TaskRunner:
-    samples = STEPS * case.batch
-    context = Context(
-        seed=0,
-        spec=case.spec,
-        family=family(case.family),
-        clients=(Client(0, case.variant, samples),),
-        training=Training(batch=case.batch, optimizer=case.optimizer),
-        rounds=1,
-    )
-    rows = np.arange(samples)
-    algorithm = AlgorithmChoice(name=case.method)
-    if load_method(algorithm, context).needs.initial_on_client:
-        context = context.with_initial()  # as a run does, outside the clients' memory
-    return TaskRunner(
-        folder=Path(),
-        dataset=_dataset(case.spec, samples),
+
+def workplace(case: Case, folder: Path) -> TaskRunner:
+    """A run of one client, which keeps its files in this folder."""
+    rows = np.arange(case.client.samples)
+    runner = TaskRunner(
+        folder=folder,
+        dataset=_dataset(case.spec, len(rows)),
         split=Split(train=(rows,), test=(rows,), public=rows[:0]),
-        context=context,
-        algorithm=algorithm,
-        method=load_method(algorithm, context),
+        context=Context(
+            seed=0,
+            spec=case.spec,
+            family=family(case.family),
+            clients=(),
+            training=Training(batch=case.batch, optimizer=case.optimizer),
+            rounds=2,
+        ),
+        algorithm=AlgorithmChoice(name=case.method),
     )
+    return runner.enrol(Enrolment(clients=(case.client,), keep_heap=False))
 
 
 def _dataset(spec: InputSpec, samples: int) -> Dataset:
@@ -88,22 +88,22 @@ def _dataset(spec: InputSpec, samples: int) -> Dataset:
 
 
 def main() -> None:
-    address, shared = sys.argv[1], int(sys.argv[2])
+    address, shared, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     die_with(os.getppid())
     limits = best_limits("memory-check")
     print(limits.backend, flush=True)
     try:
         for number, line in enumerate(sys.stdin):
             group = limits.create(LimitPlan(f"case-{number}"))
-            run_in_fork(partial(_zygote, msgspec.json.decode(line, type=Case), address, shared, group))
+            run_in_fork(partial(_zygote, msgspec.json.decode(line, type=Case), folder, address, shared, group))
             group.remove()
     finally:
         limits.close()
 
 
-def _zygote(case: Case, address: str, shared: int, group: Group) -> None:
+def _zygote(case: Case, folder: Path, address: str, shared: int, group: Group) -> None:
     """Start the worker from a fresh zygote, as in a run, so that the heap of earlier cases does not matter."""
-    here = workplace(case)
+    here = workplace(case, folder)
     warm(here.warm_up)
     keep_what_steps_free()
     ready_to_fork()

@@ -92,7 +92,7 @@ class LimitsReport(Struct, frozen=True):
 
     @property
     def host_was_idle(self) -> bool:
-        return self.other_cores <= host.QUIET_CORES
+        return self.other_cores <= host.MOST_OTHER_CORES
 
 
 def shipped_cpu_devices() -> dict[str, Device]:

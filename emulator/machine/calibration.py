@@ -82,7 +82,7 @@ class Calibration(Struct, frozen=True):
 
 def disturbance(spread: float, other_cores: float) -> str | None:
     """How a measurement shows that others used the host; None: it does not."""
-    if other_cores > host.QUIET_CORES:
+    if other_cores > host.MOST_OTHER_CORES:
         return f"others kept {other_cores:.1f} cores busy"
     if spread > STEADY_SPREAD:
         return f"repetitions were {spread:.0%} apart"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # it imports torch, which the command does later
 IDLE_BYTES, RESERVE_BYTES = 12 << 20, 2 << 30
 
 
-def check_room(clients: int, processes: Processes) -> None:
+def check_processes_fit(clients: int, processes: Processes) -> None:
     """Refuse a fleet whose processes cannot all exist at once."""
     needed = RESERVE_BYTES + IDLE_BYTES * clients
     available = host.available_bytes()

@@ -8,7 +8,7 @@ import resource
 import time
 from pathlib import Path
 
-QUIET_CORES = 0.1  # that others may use without spoiling a measurement
+MOST_OTHER_CORES = 0.1  # that other programs may use without spoiling a measurement
 _CPUINFO_KEYS = ("model name", "Model", "Hardware")  # x86, then ARM boards
 
 

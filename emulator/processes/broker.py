@@ -59,6 +59,7 @@ class Broker:
         capacity: float,
         one_task: bool,
         on_tick: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.outcomes: dict[int, Outcome] = {}
         self.caps: dict[str, tuple[Cap, ...]] = {}
@@ -68,7 +69,8 @@ class Broker:
         self._configuring = 0  # orders to configure or enrol that the zygote has not carried out yet
         self._on_tick = on_tick
         self._by_identity: dict[bytes, Worker] = {}  # workers that have a process; other senders are ignored
-        self._looked_s = time.monotonic()  # when the clock was last moved on
+        self._now_s = clock
+        self._looked_s = clock()  # when the broker's own clock was last moved on
         self._clock_s = 0.0
         self._shared = SharedMemory(launcher.shared)
         self._context = zmq.Context()
@@ -104,7 +106,7 @@ class Broker:
     def wait_for_zygote(self) -> None:
         """Wait until the zygote has nothing left to do, so that it does not disturb a measurement."""
         while self._configuring:
-            self._pump(TICK_S)
+            self.pump()
 
     def enlist(self, name: str, title: str, plan: LimitPlan) -> None:
         """Add a worker; its process starts with its first order, or by `start`."""
@@ -124,7 +126,7 @@ class Broker:
                 if worker.state is WorkerState.ABSENT:
                     self._spawn(worker)
             while any(worker.is_starting or worker.is_ending for worker in workers):
-                self._pump(TICK_S)
+                self.pump()
         if workers and all(worker.state is WorkerState.ABSENT for worker in workers):
             raise FleetbedError(f"no client could be started, {workers[0].name}: {workers[0].lost_by}; see workers.log")
 
@@ -138,7 +140,7 @@ class Broker:
 
     def wait(self, task: int) -> Outcome:
         while task not in self.outcomes:
-            self._pump(TICK_S)
+            self.pump()
         return self.outcomes.pop(task)
 
     def cancel(self, task: int) -> None:
@@ -152,8 +154,30 @@ class Broker:
         future = self._aside.submit(work)
         future.add_done_callback(lambda _: self._is_done.send(b"."))
         while not future.done():
-            self._pump(TICK_S)
+            self.pump()
         return future.result()
+
+    def pump(self, timeout_s: float = TICK_S) -> None:
+        """Wait this long at most for messages; handle those that have come in, and the deadlines that have passed."""
+        for source, _ in self._poller.poll(round(timeout_s * 1000)):
+            if source is self._router:
+                self._drain_router()
+            elif source is self._monitor:
+                self._drain_monitor()
+            elif source == self._done.fileno():
+                self._done.recv(1)
+            else:
+                self._on_zygote()
+        passed_s = self._now_s() - self._looked_s
+        if passed_s >= TICK_S:
+            self._looked_s += passed_s
+            self._clock_s += min(passed_s, LONGEST_TICK_S)
+            self._launcher.check(self._clock_s)
+            for worker in self._admission.workers.values():
+                self._check(worker, self._clock_s - worker.since_s)
+        self._launcher.flush()
+        self._admit()
+        self._on_tick()
 
     def close(self) -> None:
         self._aside.shutdown()  # after an interrupt it ends what it is doing, because nothing can stop a thread
@@ -194,7 +218,7 @@ class Broker:
 
     def _send(self, worker: Worker) -> None:
         assert worker.order is not None
-        worker.sent(time.monotonic(), self._clock_s)
+        worker.sent(self._now_s(), self._clock_s)
         header, frames = worker.order.header, worker.order.frames
         if not isinstance(header, Measure):
             worker.slot = self._shared.take(frames)
@@ -206,28 +230,6 @@ class Broker:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             self._kill(worker, "its connection was lost")  # the report of its exit will decide about the order
-
-    def _pump(self, timeout_s: float) -> None:
-        """Handle the messages that have come in, and the deadlines that have passed."""
-        for source, _ in self._poller.poll(round(timeout_s * 1000)):
-            if source is self._router:
-                self._drain_router()
-            elif source is self._monitor:
-                self._drain_monitor()
-            elif source == self._done.fileno():
-                self._done.recv(1)
-            else:
-                self._on_zygote()
-        passed_s = time.monotonic() - self._looked_s
-        if passed_s >= TICK_S:
-            self._looked_s += passed_s
-            self._clock_s += min(passed_s, LONGEST_TICK_S)
-            self._launcher.check(self._clock_s)
-            for worker in self._admission.workers.values():
-                self._check(worker, self._clock_s - worker.since_s)
-        self._launcher.flush()
-        self._admit()
-        self._on_tick()
 
     def _check(self, worker: Worker, waited_s: float) -> None:
         """Act on a worker that has been in its state for too long."""
@@ -276,7 +278,7 @@ class Broker:
             if worker.is_ending:
                 return  # what it was asked for is not needed any more
             raise codec.WireError("an answer that nobody asked for")
-        outcome = outcome_of(frames, worker.sent_s, time.monotonic())
+        outcome = outcome_of(frames, worker.sent_s, self._now_s())
         if outcome.answer is not None and outcome.answer.task != order.task:
             raise codec.WireError(f"an answer to task {outcome.answer.task} instead of {order.task}")
         if isinstance(outcome.answer, Trained):
@@ -364,7 +366,7 @@ class Broker:
         """Give the worker's order, if it has one, this outcome."""
         if worker.order is not None:
             self.outcomes[worker.order.task] = Outcome(
-                kind=kind, detail=detail, host_start_s=worker.sent_s, host_end_s=time.monotonic()
+                kind=kind, detail=detail, host_start_s=worker.sent_s, host_end_s=self._now_s()
             )
             self._admission.free(worker)
 

@@ -96,16 +96,16 @@ _spare: list[ZygoteProcess] = []
 
 
 @contextlib.contextmanager
-def started_ahead() -> Iterator[None]:
+def zygote_started_early() -> Iterator[ZygoteProcess]:
     """Start a zygote now; the first run inside this context uses it."""
     _spare.append(ZygoteProcess())
     try:
-        yield
+        yield _spare[0]
     finally:
         while _spare:
             _spare.pop().discard()
 
 
 def take() -> ZygoteProcess:
-    """Return the zygote that was started ahead, or start one."""
+    """Return the zygote that was started early, or start one."""
     return _spare.pop() if _spare else ZygoteProcess()

@@ -44,6 +44,11 @@ class Launcher:
         """The file descriptor of the memory that is shared with the workers; valid until `close`."""
         return self._zygote.shared
 
+    @property
+    def session(self) -> int:
+        """The session of the zygote and of all processes that it forks."""
+        return self._zygote.session
+
     def fileno(self) -> int:
         return self._zygote.control.fileno()
 
@@ -91,7 +96,7 @@ class Launcher:
 
     def close(self) -> None:
         if not self._zygote.close():  # it may have been killed before it could clean up
-            end_session(self._zygote.session)
+            end_session(self.session)
             clean_leftovers()
 
     def _gone(self) -> FleetbedError:

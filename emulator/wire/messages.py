@@ -19,7 +19,8 @@ class Setup(Struct, frozen=True, kw_only=True):
 
     config: RunConfig
     folder: str
-    dataset: str
+    dataset: str = ""  # the folder of the prepared data
+    runner: str | None = None  # a module whose `open_runner` makes what carries out the tasks; None: the emulator's own
     files: dict[str, str] = {}  # the user's own code, with the SHA-256 of each file
 
 
@@ -37,7 +38,7 @@ class Slot(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A part of the shared memory: it holds the frames after an order's manifest, and may hold those of the answer."""
 
     offset: Size
-    room: Size  # bytes for the answer
+    capacity: Size  # how many bytes the answer may have
     sizes: list[Size]  # of the order's frames, one after the other
 
 

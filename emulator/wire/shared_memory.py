@@ -35,20 +35,20 @@ class SharedMemory:
     def take(self, frames: Sequence[Buffer]) -> Slot | None:
         """Put the frames after the manifest into a slot; returns None if the message is to go through the socket."""
         sizes = [len(frame) for frame in frames[1:]]
-        room = max(sum(sizes), self._largest_answer)
-        if room < SHARE_FROM_BYTES:
+        capacity = max(sum(sizes), self._largest_answer)
+        if capacity < SHARE_FROM_BYTES:
             return None
         if not self._free:
             self._free.append(len(self._allocated))
             self._allocated.append(0)
         number = heapq.heappop(self._free)
         offset = number * SLOT_BYTES
-        if room > self._allocated[number]:
+        if capacity > self._allocated[number]:
             # allocated here, because pages are charged to the process that touches them first
-            os.posix_fallocate(self._fd, offset, room)
-            self._allocated[number] = room
+            os.posix_fallocate(self._fd, offset, capacity)
+            self._allocated[number] = capacity
         write(self._fd, offset, frames[1:])
-        return Slot(offset, room, sizes)
+        return Slot(offset, capacity, sizes)
 
     def release(self, slot: Slot) -> None:
         heapq.heappush(self._free, slot.offset // SLOT_BYTES)
@@ -58,7 +58,7 @@ class SharedMemory:
         if not sizes:
             self._largest_answer = max(self._largest_answer, sum(len(frame) for frame in frames[1:]))
             return list(frames)
-        if slot is None or sum(sizes) > slot.room or len(frames) != 1:
+        if slot is None or sum(sizes) > slot.capacity or len(frames) != 1:
             raise WireError("an answer outside its slot of the shared memory")
         return [*frames, *read(self._fd, slot.offset, sizes)]
 
@@ -71,7 +71,7 @@ def received(fd: int, slot: Slot | None, frames: Sequence[Buffer]) -> list[Buffe
 def hand_in(fd: int, slot: Slot | None, frames: Sequence[Buffer]) -> tuple[list[int], Sequence[Buffer]]:
     """For a worker: write an answer to its slot; returns the sizes there and the frames that are still to be sent."""
     sizes = [len(frame) for frame in frames[1:]]
-    if slot is None or not SHARE_FROM_BYTES <= sum(sizes) <= slot.room:
+    if slot is None or not SHARE_FROM_BYTES <= sum(sizes) <= slot.capacity:
         return [], frames
     write(fd, slot.offset, frames[1:])
     return sizes, frames[:1]

@@ -69,14 +69,14 @@ def measure(name: str, method: Algorithm, repetitions: int) -> list[str]:
     state = method.setup()
     arrivals = arrive(method, state)
     tensors = [tensor for arrival in arrivals for tensor in arrival.message.tensors.values()]
-    room = [torch.zeros_like(tensor) for tensor in tensors]
+    buffers = [torch.zeros_like(tensor) for tensor in tensors]
 
     def read() -> None:
         for tensor in tensors:
             tensor.sum()
 
     def copy() -> None:
-        for target, tensor in zip(room, tensors, strict=True):
+        for target, tensor in zip(buffers, tensors, strict=True):
             target.copy_(tensor)
 
     def merge() -> None:

@@ -41,7 +41,7 @@ class Rogue(Observer):
     def stop(self) -> None:
         """The rounds may be over before the last message is out; the broker then goes on listening until it is."""
         while self._thread.is_alive():
-            self._broker._pump(0.05)
+            self._broker.pump(0.05)
 
     def _send(self, address: str) -> None:
         rng = random.Random(3)

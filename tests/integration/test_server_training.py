@@ -24,6 +24,9 @@ SETS = (*TINIER, "rounds=3", "participation.ratio=0.5", "data.public=8", "traini
 METHODS = {
     "fedtgp": "{server_epochs: 2, server_batch: 3}",
     "fedgkt": "{server_epochs: 2}",
+    "fedmd": "{public: 8, pretrain_public: 1, match_batch: 4}",
+    "fedgen": "{server_steps: 3}",
+    "fedet": "{public: 8, server_steps: 3, server_batch: 4}",
 }
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from handmade_tasks import make_task
 from torch import Tensor, nn
 
 from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.engine.replies import Flaw, flaw_in
-from fleetbed.emulator.engine.task import Task
 from fleetbed.emulator.method.algorithm import Algorithm, Arrival, Assignment, Client, Context, Merged, Reply, Target
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.job import LocalJob
@@ -461,17 +461,10 @@ def flaw(
     method: Algorithm, client: Client, stage: str, sent: Bundle, work: Work, reply: Reply, **meters: Any
 ) -> Flaw | None:
     """What the server would say of a reply that comes with these `meters`."""
-    task = Task(
-        number=0,
+    task = make_task(
         client=client.number,
         variant=client.variant,
-        round=1,
         stage=stage,
-        base_version=0,
-        kept=None,
-        cap_bytes=0,
-        dispatched_s=0.0,
-        host_queued_s=0.0,
         declared_steps=work.all_steps,
         declared_samples=work.all_samples,
     )

@@ -151,6 +151,12 @@ def test_features_of_different_widths_are_refused(family: type, variants: list[s
     Bed(family(None), variants[:1] * 2).method("fedproto").check()
 
 
+def test_a_step_down_to_features_of_another_width_is_refused() -> None:
+    method = Bed(ToyWidth(None), ["full", "full"]).method("fedproto")
+    with pytest.raises(BadInput, match=r"of one width in all variants \(half has 2, full has 4\)"):
+        method.reassign([Client(0, "full", 24), Client(1, "half", 24)])
+
+
 def test_the_nearest_prototype_predicts() -> None:
     bed = depths()
     method = bed.method("fedproto", predictor="prototype")

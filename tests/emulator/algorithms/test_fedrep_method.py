@@ -13,7 +13,6 @@ from fleetbed.emulator.method.algorithm import ALL_POLICIES, Algorithm, Assignme
 from fleetbed.emulator.method.local_training import cross_entropy_step, train
 from fleetbed.emulator.method.optimizers import make_optimizer
 from fleetbed.models.base import InputSpec, Net, Tensors
-from fleetbed.models.families.lookup import family
 from fleetbed.models.work import Pass
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Optimizer, Training
@@ -199,25 +198,6 @@ def test_every_policy_and_the_series_of_the_paper() -> None:
     method = bed_of("two").method("fedrep")
     assert (method.needs.policies, method.needs.reported) == (ALL_POLICIES, "personal-own")
     assert {(t.client, t.local) for t in method.targets(method.setup())} == {(0, True), (0, False)}
-
-
-def test_inco_over_fedrep_changes_merges_alone() -> None:
-    spec = InputSpec((1, 32, 32), 3)
-    resnets = family("resnet-stage", {"base_width": 4})
-    bed = Bed(resnets, ["resnet18", "resnet26"], samples=8, spec=spec, training=Training(batch=4, optimizer=DECAYED))
-    params = {"head_epochs": 1}
-    base, crossed = bed.method("fedrep", **params), bed.method("inco", base="fedrep", base_params=params)
-    assert crossed.needs == base.needs
-    for client in bed.context.clients:
-        task = Assignment(client=client)
-        assert crossed.work(crossed.setup(), task) == base.work(base.setup(), task)
-    plain, inco = run(bed, base), run(bed, crossed)
-    assert all(same(a, b) for a, b in zip(plain.sent[0], inco.sent[0], strict=True))
-    assert all(same(a.message, b.message) for a, b in zip(plain.replies[0], inco.replies[0], strict=True))
-    assert all(same(plain.kept[n], inco.kept[n]) for n in (0, 1))
-    moved = {n for n, t in plain.state.tensors.items() if not torch.equal(t, inco.state.tensors[n])}
-    assert moved
-    assert moved <= resnets.cross_layers(plain.state.tensors).keys()
 
 
 def test_it_learns_and_repeats() -> None:

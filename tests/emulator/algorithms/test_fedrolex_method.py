@@ -333,22 +333,3 @@ def test_it_learns_and_repeats() -> None:
     assert accuracy(bed, method, so_far) > 0.7
     states = [merged.state for merged in so_far.merged]
     assert all(not equal(a.tensors, b.tensors) for a, b in pairwise(states))
-
-
-# InCo over it
-
-
-def test_inco_over_it_has_the_same_messages_work_and_policies() -> None:
-    bed = resnets("resnet26-eighth", "resnet26-half")
-    base, inco = bed.method("fedrolex"), bed.method("inco", base="fedrolex")
-    plain, crossed = run(bed, base), run(bed, inco)
-    assert inco.needs == base.needs
-    for a, b in zip(plain.sent[0], crossed.sent[0], strict=True):
-        assert same(a, b)
-    for c, d in zip(plain.replies[0], crossed.replies[0], strict=True):
-        assert same(c.message, d.message)
-    task = Assignment(client=bed.context.clients[0], round=2)
-    assert inco.work(plain.state, task) == base.work(plain.state, task)
-    assert inco.send(plain.state, task).values == {"shift": 1}
-    assert plain.state.values == crossed.state.values
-    assert not equal(plain.state.tensors, crossed.state.tensors)

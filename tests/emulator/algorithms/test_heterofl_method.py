@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fleetbed.emulator.algorithms.heterofl import CLASSES
-from fleetbed.emulator.method.algorithm import ALL_POLICIES, Algorithm, Arrival, Assignment, Client, Reply
+from fleetbed.emulator.method.algorithm import ALL_POLICIES, Arrival, Assignment, Client, Reply
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.models.base import InputSpec
 from fleetbed.models.families.lookup import family
@@ -363,25 +363,6 @@ def test_it_learns_and_repeats(statistics: str) -> None:
 # InCo over it
 
 
-def base_and_inco(bed: Bed, base: str, **options: Any) -> tuple[Algorithm, Algorithm]:
-    return bed.method(base), bed.method("inco", base=base, **options)
-
-
-def test_inco_over_it_has_the_same_messages_work_and_policies() -> None:
-    bed = grid_bed()
-    base, inco = base_and_inco(bed, "heterofl")
-    plain, crossed = run(bed, base), run(bed, inco)
-    assert inco.needs == base.needs
-    for a, b in zip(plain.sent[0], crossed.sent[0], strict=True):
-        assert same(a, b)
-    for c, d in zip(plain.replies[0], crossed.replies[0], strict=True):
-        assert same(c.message, d.message)
-    for client in bed.context.clients:
-        task = Assignment(client=client)
-        assert inco.work(plain.state, task) == base.work(plain.state, task)
-    assert not same(plain.state, crossed.state)
-
-
 @pytest.mark.parametrize("base", ["heterofl", "fedrolex"])
 @pytest.mark.parametrize(
     "options",
@@ -398,7 +379,7 @@ def test_inco_over_it_has_the_same_messages_work_and_policies() -> None:
 def test_inco_leaves_elements_that_nobody_held(base: str, options: dict[str, Any]) -> None:
     """layer1.1 is held in 2 of 8 channels, its base layer1.0 in 4."""
     bed = grid_bed()
-    _, inco = base_and_inco(bed, base, **options)
+    inco = bed.method("inco", base=base, **options)
     first = inco.setup().tensors
     after = run(bed, inco).state.tensors
     crossed = 0

@@ -214,10 +214,24 @@ def test_it_adds_no_byte_and_leaves_the_client_alone(base: str) -> None:
     assert bed.method("inco", base=base).heaviest(first, client) == bed.method(base).heaviest(first, client)
 
 
-@pytest.mark.parametrize("base", ["scaffold", "fednova", "moon"])
+#: each base on a family that it goes with
+BASES = {
+    "scaffold": ("resnet-stage", ("resnet10", "resnet26"), {}),
+    "fednova": ("resnet-stage", ("resnet10", "resnet26"), {}),
+    "moon": ("resnet-stage", ("resnet10", "resnet26"), {}),
+    "inclusivefl": ("resnet-stage", ("resnet10", "resnet26"), {}),
+    "fedrep": ("resnet-stage", ("resnet18", "resnet26"), {"head_epochs": 1}),
+    "heterofl": ("resnet-grid", ("resnet18-half", "resnet26-half"), {}),
+    "fedrolex": ("resnet-width", ("resnet26-eighth", "resnet26-half"), {}),
+}
+
+
+@pytest.mark.parametrize("base", BASES)
 def test_over_other_bases_messages_work_and_policies_are_theirs_to_the_bit(base: str) -> None:
-    bed = resnet_bed("resnet10", "resnet26")
-    methods = bed.method(base), bed.method("inco", base=base)
+    name, variants, params = BASES[base]
+    nets = family(name, {"base_width": 8})
+    bed = Bed(nets, variants, samples=4, spec=SPEC, training=Training(batch=4))
+    methods = bed.method(base, **params), bed.method("inco", base=base, base_params=params)
     plain, inco = (run(bed, method) for method in methods)
     for a, b in zip(plain.sent[0], inco.sent[0], strict=True):
         assert same(a, b)
@@ -226,13 +240,15 @@ def test_over_other_bases_messages_work_and_policies_are_theirs_to_the_bit(base:
         assert (a.keep is None and b.keep is None) or same(a.keep, b.keep)
     assert methods[0].needs == methods[1].needs
     for client in bed.context.clients:
-        task = Assignment(client=client)
+        task = Assignment(client=client, round=2)
         for a, b in ((methods[0].setup(), methods[1].setup()), (plain.state, inco.state)):
             assert methods[0].work(a, task) == methods[1].work(b, task)
+        assert methods[0].send(plain.state, task).values == methods[1].send(inco.state, task).values
         assert methods[0].heaviest(plain.state, client) == methods[1].heaviest(inco.state, client)
     moved = [name for name, t in plain.state.tensors.items() if not torch.equal(t, inco.state.tensors[name])]
     assert moved
-    assert set(moved) <= set(CROSS)  # of the weights only these, and of what is beside them nothing
+    # of the weights only these, and of what is beside them nothing
+    assert set(moved) <= nets.cross_layers(plain.state.tensors).keys()
     assert plain.state.values == inco.state.values
 
 

@@ -85,6 +85,12 @@ CASES = [
     ("inco", {"base": "feddpa"}, "resnet-stage", ["resnet10", "resnet18"], {"base_width": 8}),
     ("fedproto", {}, "resnet-stage", ["resnet10", "resnet18"], {"base_width": 8}),
     ("fedproto", {"predictor": "prototype"}, "fedhenn-cnn", ["conv3-fc3", "conv2-fc3"], {}),
+    ("fedmd", {"public": 6}, "fedhe-cnn", ["model8", "model0"], {}),
+    ("fedgen", {"server_steps": 2}, "resnet-stage", ["resnet10", "resnet18"], {"base_width": 8}),
+    ("fedgen", {"server_steps": 2, "aggregation": "ends"}, "fedin-v1", ["E", "A"], {}),
+    ("inco", {"base": "fedgen", "base_params": {"server_steps": 2}}, "vit-layer", ["vit8", "vit12"], VIT),
+    ("fedet", {"public": 6, "server_steps": 2}, "resnet-stage", ["resnet10", "resnet18"], {"base_width": 8}),
+    ("fedet", {"public": 6, "server_steps": 2, "aggregation": "same-architecture"}, "vit-layer", ["vit8", "vit9"], VIT),
     ("fedtgp", {"server_epochs": 2}, "resnet-stage", ["resnet10", "resnet18"], {"base_width": 8}),
     ("fedgkt", {"server_epochs": 1}, "resnet-stage", ["resnet10", "resnet18"], {"base_width": 8}),
     ("fedgkt", {"server_epochs": 1}, "vit-layer", ["vit8", "vit9"], VIT),
@@ -118,15 +124,16 @@ def test_inco_crosses_the_norms_of_a_vit() -> None:
     [
         *("fedhenn", "fedhe", "heteroavg", "fedin", "scaffold", "fednova", "moon"),
         *("fd", "fedrep", "lgfedavg", "fedproto", "fedfomo", "fedselect", "feddpa"),
-        *("fd", "fedrep", "lgfedavg", "fedproto", "fedtgp", "fedgkt"),
+        *("fedtgp", "fedgkt", "fedmd", "fedgen", "fedet"),
     ],
 )
 def test_text(method: str) -> None:
     small = {"embedding": 8, "hidden": 6, "dense": 4}
     here = bed("lstm", ["lstm1", "lstm2"], small, InputSpec((6,), 2, vocabulary=50))
-    params = {"fedhenn": {"rad": 6}, "fedhe": {"batch": 4}}.get(method, {})
-    so_far = run(here, here.method(method, **params), 2)
-    assert so_far.task == 4
+    few = {"fedhenn": {"rad": 6}, "fedmd": {"public": 6}, "fedet": {"public": 6, "server_steps": 2}}
+    params = {**few, "fedhe": {"batch": 4}}.get(method, {})
+    made = here.method(method, **params)
+    assert run(here, made, 2).task == 4 * len(made.needs.stages)
 
 
 def test_what_a_method_cannot_use_is_refused() -> None:

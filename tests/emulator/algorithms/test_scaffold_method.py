@@ -305,6 +305,16 @@ def test_a_variate_travels_with_the_weights_each_way() -> None:
     assert extra == 2 * parameters
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "models"),
+    [(SGD, 3), (ADAM, 3), (Optimizer(momentum=0.0), 4)],
+)
+def test_the_new_variates_count_where_the_optimiser_has_no_state_to_free(optimizer: Optimizer, models: int) -> None:
+    bed = bed_on("depth", optimizer)
+    method = bed.method("scaffold")
+    assert method.work(method.setup(), Assignment(client=bed.context.clients[0])).held_models == models
+
+
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_variates_are_of_trainable_tensors_alone(kind: str) -> None:
     bed = bed_on(kind)

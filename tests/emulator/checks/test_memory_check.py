@@ -7,17 +7,25 @@ import pytest
 from fleetbed.emulator.checks.memory_check import (
     MemoryResult,
     Meter,
+    checked_methods,
     compare_memory,
+    method_cases,
+    predict,
     standard_cases,
     summarise_memory,
     to_markdown,
 )
 from fleetbed.emulator.checks.memory_meter import Case
 from fleetbed.models.base import InputSpec
+from fleetbed.models.cost.predict import cost
+from fleetbed.models.families.lookup import family
+from fleetbed.models.work import Work
+from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Optimizer
 
 MIB = 1 << 20
 IMAGE = InputSpec((3, 32, 32), 10)
+METHODS = ("fedavg", "scaffold")  # by default SCAFFOLD holds two models more
 
 
 def result(predicted: int, measured: int, batch: int = 8) -> MemoryResult:
@@ -34,7 +42,7 @@ def test_errors_are_against_the_measurement_and_lose_their_sign() -> None:
 
 def test_the_page_holds_every_case_and_the_summary() -> None:
     page = to_markdown([result(110, 100), result(80, 100, batch=64)], "memory: cgroup v1")
-    assert "the median error is 15.0%, the worst 20.0% (resnet-stage resnet10, sgd, batch 64)." in page
+    assert "the median error is 15.0%, the worst 20.0% (fedavg on resnet-stage resnet10, sgd, batch 64)." in page
     assert "| resnet-stage | resnet10 | fedavg | 3x32x32 | sgd | 64 | 80.0 | 100.0 | -20.0% |" in page
     assert "memory: cgroup v1" in page
 
@@ -51,6 +59,26 @@ def test_standard_cases_are_the_ends_and_the_middle_of_each_family() -> None:
     assert made_for == {"resnet-exit": "scalefl", "resnet-segment": "fedepth"}
 
 
+def test_every_method_is_checked_on_a_family_that_it_goes_with() -> None:
+    methods = checked_methods()
+    assert {"scaffold", "moon", "fedrep", "heterofl", "fedproto", "fd"} <= set(methods)
+    assert not {"fedavg", "inco", "fedhenn"} & set(methods)
+    cases = list(method_cases(["scaffold", "heterofl"], [8, 16, 64]))
+    assert [(case.method, case.family, case.batch) for case in cases] == [
+        *[("scaffold", "resnet-stage", 16)] * 2,
+        *[("heterofl", "resnet-width", 16)] * 2,
+    ]
+    assert "plain sgd" in MemoryResult(cases[0], MIB, MIB).cells
+    with pytest.raises(BadInput, match="--method is fedhenn, which is not checked by itself; possible are"):
+        list(method_cases(["fedhenn"], [8]))
+
+
+def test_what_a_method_declares_is_predicted() -> None:
+    plain, variates = (Case("resnet-width", "resnet26-sixteenth", IMAGE, 4, Optimizer(), m) for m in METHODS)
+    sizes = cost(family("resnet-width"), "resnet26-sixteenth", IMAGE, Work(steps=1, batch=4), Optimizer())
+    assert predict(variates) - predict(plain) == 2 * sizes.state_bytes
+
+
 @pytest.mark.slow
 @pytest.mark.root
 def test_prediction_holds_for_real_processes() -> None:
@@ -62,6 +90,7 @@ def test_prediction_holds_for_real_processes() -> None:
         Case("resnet-depth", "depth3", IMAGE, 16, Optimizer(name="adam"), "depthfl"),
         Case("resnet-segment", "resnet26-in-12", IMAGE, 16, Optimizer(), "fedepth"),
         Case("lstm", "lstm1", InputSpec((25,), 2, 10_000), 64, Optimizer()),
+        Case("resnet-stage", "resnet10", IMAGE, 8, Optimizer(momentum=0.0), "scaffold"),
     ]
     with Meter() as meter:
         if "memory: cgroup" not in meter.backend:

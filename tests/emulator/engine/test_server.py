@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from handmade_tasks import make_task
 
 from fleetbed.emulator.engine.divergence import Divergence
 from fleetbed.emulator.engine.evaluation import Evaluations
@@ -118,23 +119,14 @@ class ServerBed:
     def arrive(self, client: int, value: float, **changes: Any) -> Task:
         """Have the reply of a new task of this client at the server."""
         p = self.progress
-        task = Task(
+        now_s = p.timeline.now_s
+        task = make_task(
             number=p.next_task,
             client=client,
-            variant="resnet10",
             round=p.policy.round,
-            stage="train",
             base_version=p.version,
-            kept=None,
-            cap_bytes=0,
-            dispatched_s=p.timeline.now_s,
-            host_queued_s=0.0,
-            uploaded_s=p.timeline.now_s,
-            ended_s=p.timeline.now_s,
-            outcome="ok",
+            **{"dispatched_s": now_s, "uploaded_s": now_s, "ended_s": now_s, "outcome": "ok", **changes},
         )
-        for name, change in changes.items():
-            setattr(task, name, change)
         p.next_task += 1
         p.tasks[task.number], p.sent[task.number] = task, p.state
         self.server.receive(task, trained(task.number), Bundle({"w": torch.tensor([value])}))

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from handmade_tasks import make_task
 
 from fleetbed.emulator.engine.task import Task, task_row
 from fleetbed.emulator.wire.messages import Trained
@@ -18,22 +19,8 @@ DEVICE = msgspec.structs.replace(load_device("raspberry-pi-4b-4gb", (), ""), pow
 
 def task(**changes: Any) -> Task:
     """Dispatched at 10 s, planned to compute for 4 s."""
-    made = Task(
-        number=3,
-        client=1,
-        variant="v",
-        round=1,
-        stage="train",
-        base_version=0,
-        kept=None,
-        cap_bytes=1,
-        dispatched_s=10.0,
-        host_queued_s=0.0,
-        plan_s=4.0,
-        flops=100.0,
-        bytes_down=1000,
-    )
-    return msgspec.structs.replace(made, **changes)
+    planned = {"dispatched_s": 10.0, "plan_s": 4.0, "flops": 100.0, "bytes_down": 1000}
+    return make_task(**{"number": 3, "client": 1, **planned, **changes})
 
 
 DOWNLOADING = task()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from handmade_tasks import make_task
 
 from fleetbed.emulator.engine.task import Task
 from fleetbed.emulator.engine.timing import Enforced, Modelled, Recording, Replay, TrainingCosts
@@ -61,21 +62,7 @@ def answer(seconds: float, cpu_s: float) -> Trained:
 def task(timing: Enforced, seconds: float = 50.0) -> Task:
     plan = timing.plan(device(seconds), "resnet10", WORK, 0)
     on_host = timing.on_host(plan, "resnet10", WORK)
-    return Task(
-        number=0,
-        client=0,
-        variant="resnet10",
-        round=1,
-        stage="train",
-        base_version=0,
-        kept=None,
-        cap_bytes=0,
-        dispatched_s=0.0,
-        host_queued_s=0.0,
-        plan_s=plan.total_s,
-        load=on_host.load,
-        time_scale=on_host.time_scale,
-    )
+    return make_task(plan_s=plan.total_s, load=on_host.load, time_scale=on_host.time_scale)
 
 
 def test_a_plan_is_the_work_over_the_rate_of_the_device() -> None:

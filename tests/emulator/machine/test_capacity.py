@@ -8,14 +8,14 @@ import pytest
 
 from fleetbed.cli.main import main
 from fleetbed.emulator.machine import host
-from fleetbed.emulator.machine.capacity import check_room
+from fleetbed.emulator.machine.capacity import check_processes_fit
 from fleetbed.emulator.processes import early_start
 from fleetbed.profiles.errors import HostCannot
 
 
 def test_a_fleet_that_fits_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "available_bytes", lambda: 20 << 30)
-    check_room(500, "resident")
+    check_processes_fit(500, "resident")
 
 
 def test_a_fleet_that_does_not_fit_is_told_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,13 +23,13 @@ def test_a_fleet_that_does_not_fit_is_told_what_would(monkeypatch: pytest.Monkey
     with pytest.raises(
         HostCannot, match=r"5000 resident clients need 62048 MiB and 4096 MiB are free: about 170 would"
     ):
-        check_room(5000, "resident")
+        check_processes_fit(5000, "resident")
 
 
 @pytest.mark.parametrize("processes", ["on-demand", "inline"])
 def test_clients_without_a_process_of_their_own_need_no_room(processes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "available_bytes", lambda: 4 << 30)
-    check_room(5000, processes)  # type: ignore[arg-type]
+    check_processes_fit(5000, processes)  # type: ignore[arg-type]
 
 
 def test_the_command_refuses_it_before_any_process_or_folder(

@@ -80,10 +80,14 @@ class PlayedZygote:
 class Bed:
     def __init__(self, folder: Path) -> None:
         self.zygote = PlayedZygote(folder)
-        self.broker = Broker(self.zygote, capacity=2.0, one_task=True)  # type: ignore[arg-type]
+        self.passed_s = 0.0  # by which the broker's clock is ahead of the real one
+        self.broker = Broker(self.zygote, capacity=2.0, one_task=True, clock=self.clock)  # type: ignore[arg-type]
         self.broker.enlist("client-001", "title", LimitPlan("client-001"))
         self.broker.submit(Order(header=ORDER, worker="client-001"))
         self.begin()
+
+    def clock(self) -> float:
+        return time.monotonic() + self.passed_s
 
     def begin(self) -> None:
         """Play the process that the zygote was told to fork last, until it has its order."""
@@ -93,7 +97,7 @@ class Bed:
         self.worker.connect(self.zygote.address)
         self.worker.send_multipart([codec.control(Hello(()))])
         while not self.worker.poll(0):
-            self.broker._pump(0.01)
+            self.broker.pump(0.01)
         assert codec.parse_control(to_worker, self.worker.recv_multipart()[0]) == ORDER
 
     def spawns(self) -> list[Spawn]:
@@ -103,16 +107,16 @@ class Bed:
         """Have the process end in this way, the broker looking on."""
         self.worker.close(linger=0)
         for _ in range(10):
-            self.broker._pump(0.01)
+            self.broker.pump(0.01)
         self.zygote.say(end)
         for _ in range(10):
-            self.broker._pump(0.01)
+            self.broker.pump(0.01)
 
     def outcome(self, *acts: Callable[[], object]) -> Outcome:
         """What the order comes to when these things happen one after the other, the broker looking in between."""
         for act in acts:
             act()
-            self.broker._pump(0.05)
+            self.broker.pump(0.05)
         return self.broker.wait(7)
 
 
@@ -193,8 +197,8 @@ def test_who_dies_at_its_memory_cap_is_not_tried_again(bed: Bed) -> None:
 def pass_time(bed: Bed, seconds: float) -> None:
     """Have so many seconds pass on the broker's clock."""
     for _ in range(int(seconds / broker.LONGEST_TICK_S) + 2):
-        bed.broker._looked_s -= 1000.0
-        bed.broker._pump(0.0)
+        bed.passed_s += 1000.0
+        bed.broker.pump(0.0)
 
 
 def kills(bed: Bed) -> int:
@@ -208,7 +212,7 @@ def test_who_does_not_say_hello_is_killed_and_the_order_has_an_end(bed: Bed) -> 
     pass_time(bed, 2 * broker.HELLO_S)
     assert kills(bed) == before, "the zygote may be busy: its time begins with its fork"
     bed.zygote.say(Forked("client-001"))
-    bed.broker._pump(0.05)
+    bed.broker.pump(0.05)
     pass_time(bed, broker.HELLO_S)
     assert kills(bed) == before + 1
     bed.zygote.say(ended)
@@ -225,8 +229,8 @@ def test_who_is_done_and_does_not_go_is_killed_and_one_that_does_not_die_ends_th
 
 
 def test_a_broker_that_was_stopped_itself_gives_nobody_up(bed: Bed) -> None:
-    bed.broker._looked_s -= 100_000.0
-    bed.broker._pump(0.05)
+    bed.passed_s += 100_000.0
+    bed.broker.pump(0.05)
     assert bed.zygote.checked[-1] <= 3 * broker.LONGEST_TICK_S
     assert bed.broker.outcomes == {}
     assert bed.outcome(lambda: bed.worker.send_multipart([ANSWER])).kind == "ok"
@@ -288,7 +292,7 @@ class Played:
         self.socket.connect(zygote.address)
         self.socket.send_multipart([codec.control(Hello(()))])
         while not self.socket.poll(0):
-            made._pump(0.01)
+            made.pump(0.01)
 
     def offset(self) -> int:
         """Where in the shared memory the tensors of its order lie."""
@@ -319,7 +323,7 @@ def test_a_slot_is_not_given_to_another_before_its_worker_has_ended(tmp_path: Pa
     players[0].socket.close(linger=0)
     zygote.say(exited(-9, ordered=True))
     for _ in range(20):
-        made._pump(0.01)
+        made.pump(0.01)
     assert offset(4) == first
     for player in players:
         player.socket.close(linger=0)
@@ -330,7 +334,7 @@ def test_an_answer_that_is_not_needed_any_more_is_ignored(bed: Bed) -> None:
     bed.broker.cancel(7)
     bed.worker.send_multipart([ANSWER])
     for _ in range(10):
-        bed.broker._pump(0.01)
+        bed.broker.pump(0.01)
     assert bed.broker.outcomes == {}
     assert kills(bed) == 1
 
@@ -338,7 +342,7 @@ def test_an_answer_that_is_not_needed_any_more_is_ignored(bed: Bed) -> None:
 def test_a_killed_worker_gets_its_next_order_in_a_new_process(bed: Bed) -> None:
     bed.broker.cancel(7)
     bed.broker.submit(Order(header=ORDER, worker="client-001"))
-    bed.broker._pump(0.01)
+    bed.broker.pump(0.01)
     assert len(bed.spawns()) == 1
     bed.lose(exited(-9, ordered=True))
     assert len(bed.spawns()) == 2

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from handmade_tasks import make_task
 
 from fleetbed.emulator.engine.evaluation import Moment
 from fleetbed.emulator.engine.participant import ClientProgress
@@ -29,15 +30,12 @@ STATE = {"w": torch.arange(1000.0), "n": torch.tensor([3], dtype=torch.int64)}
 
 
 def task(number: int, client: int, kept: str | None = None) -> Task:
-    return Task(
+    return make_task(
         number=number,
         client=client,
-        variant="resnet10",
         round=2,
-        stage="train",
         base_version=3,
         kept=kept,
-        cap_bytes=1 << 20,
         dispatched_s=1.5,
         host_queued_s=0.25,
         metrics={"norm": None},

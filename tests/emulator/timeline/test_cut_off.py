@@ -6,10 +6,11 @@ from itertools import pairwise
 
 import msgspec
 import pytest
+from handmade_tasks import make_task
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetbed.emulator.engine.task import Task, task_row
+from fleetbed.emulator.engine.task import task_row
 from fleetbed.emulator.records.tables import TaskRow
 from fleetbed.emulator.timeline.events import Event, Kind, Timeline
 from fleetbed.emulator.timeline.network import Pipe, Transfer
@@ -107,21 +108,7 @@ MOMENTS = {"downloaded_s": 12.0, "compute_start_s": 12.0, "compute_end_s": 20.0,
 
 def row_at(moment_s: float) -> TaskRow:
     """Of the task, cut off at a moment."""
-    task = Task(
-        number=1,
-        client=0,
-        variant="v",
-        round=1,
-        stage="train",
-        base_version=0,
-        kept=None,
-        cap_bytes=1,
-        dispatched_s=10.0,
-        host_queued_s=0.0,
-        plan_s=8.0,
-        flops=800.0,
-        bytes_down=200,
-    )
+    task = make_task(dispatched_s=10.0, plan_s=8.0, flops=800.0, bytes_down=200)
     for name, reached_s in MOMENTS.items():
         if reached_s <= moment_s:
             setattr(task, name, reached_s)
@@ -161,21 +148,6 @@ def test_what_is_charged_never_falls_with_the_moment_of_the_cut(moments: list[fl
 
 
 def test_an_overrun_is_reckoned_with() -> None:
-    task = Task(
-        number=1,
-        client=0,
-        variant="v",
-        round=1,
-        stage="train",
-        base_version=0,
-        kept=None,
-        cap_bytes=1,
-        dispatched_s=0.0,
-        host_queued_s=0.0,
-        plan_s=8.0,
-        measured_s=16.0,  # the host took twice as long, and it was cut off on the way to that end
-        flops=800.0,
-        compute_start_s=0.0,
-        ended_s=12.0,
-    )
+    # the host took twice as long, and it was cut off on the way to that end
+    task = make_task(plan_s=8.0, measured_s=16.0, flops=800.0, compute_start_s=0.0, ended_s=12.0)
     assert task.done_flops == 600.0

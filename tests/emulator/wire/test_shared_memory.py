@@ -54,7 +54,7 @@ def test_small_messages_take_no_slot_until_an_answer_was_large(fd: int) -> None:
     assert memory.answer(None, [b"manifest", LARGE], []) == [b"manifest", LARGE]
     slot = memory.take([b"manifest", b"small"])
     assert slot is not None
-    assert slot.room == len(LARGE)
+    assert slot.capacity == len(LARGE)
 
 
 def test_an_answer_takes_the_place_of_the_order(fd: int) -> None:
