@@ -45,7 +45,7 @@ def read_snapshot(folder: Path) -> Snapshot | None:
     """Return the last snapshot of a run; None if there is none, or none that can be read."""
     try:
         path = folder / FILE
-        if path.stat().st_size > MOST_BYTES:
+        if not path.is_file() or path.stat().st_size > MOST_BYTES:  # reading a pipe would never end
             return None
         return msgspec.json.decode(path.read_bytes(), type=Snapshot)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):

@@ -102,6 +102,9 @@ def test_a_run_that_goes_on_one_that_was_killed_and_one_from_elsewhere(tmp_path:
     assert "still running or killed" in state_of(folder)["state"]
     (folder / FILE).write_text("{")
     assert "still running or killed" in state_of(folder)["state"]
+    (folder / FILE).unlink()
+    os.mkfifo(folder / FILE)  # must not be waited for
+    assert "still running or killed" in state_of(folder)["state"]
 
 
 def test_new_records_and_new_runs_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
