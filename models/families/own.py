@@ -33,6 +33,7 @@ class Uncut(Net):
     """A plain torch module as a model without cut points. Its tensors keep their names."""
 
     extractor_parts = classifier_parts = frozenset()
+    plain: nn.Module
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
