@@ -22,7 +22,8 @@ from fleetbed.profiles.types import (
     Watts,
 )
 
-TimingSource = Literal["enforced", "modelled", "replay"]
+FLOWER = "flower"  # the name of the algorithm that a Flower app is
+TimingSource = Literal["enforced", "modelled", "metered", "replay"]
 Processes = Literal["resident", "on-demand", "inline"]
 PolicyKind = Literal["sync", "deadline", "over-select", "async", "buffered"]
 # Part of a folder's name, so it must not be a path: no slash, no control character, no dot first. `$` alone would allow
@@ -146,6 +147,18 @@ class AlgorithmChoice(Profile, frozen=True, kw_only=True):
         return self.label or title_of(self.name)
 
 
+class FlowerApp(Profile, frozen=True, kw_only=True):
+    """A Flower app, which takes the place of algorithms, data, model, training and policies.
+
+    `app` is its folder; `run_config` overrides values of its `[tool.flwr.app.config]`. A call of the ClientApp that has
+    taken `hang_s` seconds on the host counts as hung.
+    """
+
+    app: str
+    run_config: dict[str, bool | int | float | str] = {}  # noqa: RUF012 (msgspec copies it)
+    hang_s: Seconds = 3600.0
+
+
 class Participation(Profile, frozen=True, kw_only=True):
     """`ratio` of the fleet takes part in a round, chosen by `selection`; `last_ratio` of it in the last round."""
 
@@ -246,6 +259,7 @@ class Experiment(Profile, frozen=True, kw_only=True):
     model: Model = Model()
     training: Training = Training()
     algorithms: Annotated[tuple[AlgorithmChoice, ...], Meta(min_length=1)]
+    flower: FlowerApp | None = None
     seeds: Annotated[tuple[Seed, ...], Meta(min_length=1)] = (1,)
     policies: Annotated[tuple[Policy, ...], Meta(min_length=1)] = (Policy(),)
     participation: Participation = Participation()

@@ -105,6 +105,14 @@ def _lead(runs: Sequence[Run], comparison: Comparison) -> str:
     methods = ", ".join(one.label for one in comparison.series)
     seeds = sorted({run.config.seed for run in runs})
     kinds = len({client.device for client in runs[0].clients})
+    if experiment.flower is not None:
+        return (
+            f"The Flower app {methods} on {len(runs[0].clients)} clients with {kinds} kind{_s(range(kinds))} of device "
+            f"(fleet {experiment.fleet}), {experiment.rounds} rounds, seed{_s(seeds)} {', '.join(map(str, seeds))}. "
+            "Data, models and rounds are the app's own: no model was chosen by the memory of a device. The time on a "
+            "device is the CPU time of the app's code, multiplied by how much slower the device is than this host "
+            "(metered). A task is one call of the ClientApp; accuracy is what the app itself reports."
+        )
     partition = experiment.data.partition
     families = ", ".join(dict.fromkeys(title_of(run.config.model.family) for run in runs))
     skew = f" {partition.alpha:g}" if partition.kind == "dirichlet" else ""

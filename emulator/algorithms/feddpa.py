@@ -95,6 +95,7 @@ class Method(OwnEntries):
     def work(self, state: Bundle, assignment: Assignment) -> Work:
         plain = super().work(state, assignment)
         samples = self.fisher_samples(assignment.client.samples)
+        masked = sum(shape.numel() for shape in self.may_be_own(assignment.client.variant).values())
         assert plain.bytes_up is not None
         own = Phase(steps=plain.steps, batch=plain.batch, parameter_passes=2)
         # in each tensor whose F differs the largest scaled F is 1 and the least 0
@@ -104,8 +105,9 @@ class Method(OwnEntries):
             earlier=(own,) if has_own and has_common else (),
             parameter_passes=2 if has_own or self.params.lambda2 else 0,
             once=(Pass("train", "all", 1, samples),),
-            held_models=3,  # what was received, what was kept, and F or the mask
-            held_values=samples * prod(self.context.spec.shape),
+            held_models=3,  # what was received, what was kept, and what the model began with
+            # the samples of F, and a byte for each entry of the mask and of its inverse
+            held_values=samples * prod(self.context.spec.shape) + masked // 2,
             bytes_up=plain.bytes_up + self.mask_bytes(assignment.client.variant),
         )
 

@@ -30,17 +30,23 @@ FIRST_SAMPLES = 16  # that a user's own model is tried with
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class Surroundings:
+    """The fleet, its server and its network: what the engine needs to know, whatever the clients do."""
+
     config: RunConfig
     specs: tuple[ClientSpec, ...]
     server: Device
     server_link: Link
+    presence: Presence | None  # the traces of experiment.availability
+    rates: LinkRates | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout(Surroundings):
     folder: Path  # of the prepared data
     dataset: Dataset
     split: Split
     family: Family
-    presence: Presence | None  # the traces of experiment.availability
-    rates: LinkRates | None
 
     @property
     def assigned(self) -> dict[int, str]:
@@ -82,10 +88,25 @@ def stand_ins(model: Family, assigned: Collection[str]) -> list[Client]:
     return [Client(number, variant, 1) for number, variant in enumerate(variants)]
 
 
+def surroundings(config: RunConfig, search: Sequence[Path]) -> Surroundings:
+    """Load the fleet, the server and the traces that the configuration names."""
+    experiment = config.experiment
+    specs = clients_of(load_fleet(experiment.fleet, search, "fleet"), search, experiment.fleet)
+    return Surroundings(
+        config=config,
+        specs=specs,
+        server=load_device(experiment.server.device, search, "server.device"),
+        server_link=load_link(experiment.server.link, search, "server.link"),
+        presence=load_presence(experiment, len(specs)),
+        rates=load_rates(experiment, len(specs), config.seed),
+    )
+
+
 def lay_out(config: RunConfig, search: Sequence[Path]) -> Layout:
     """Load and check everything that the configuration names. Nothing is written but the data's cache."""
     experiment = config.experiment
-    specs = clients_of(load_fleet(experiment.fleet, search, "fleet"), search, experiment.fleet)
+    around = surroundings(config, search)
+    specs = around.specs
     model = family(config.model.family, config.model.options).narrow(config.model.variants)
     if config.algorithm.variant is not None:
         model.check_variant(config.algorithm.variant)
@@ -99,18 +120,7 @@ def lay_out(config: RunConfig, search: Sequence[Path]) -> Layout:
         first = np.arange(min(FIRST_SAMPLES, len(dataset.y_train)))
         model.check_start(*dataset.batch("train", first), dataset.spec)
     split = partition(dataset.y_train, dataset.y_test, dataset.spec.classes, experiment.data, len(specs), config.seed)
-    layout = Layout(
-        config=config,
-        specs=specs,
-        server=load_device(experiment.server.device, search, "server.device"),
-        server_link=load_link(experiment.server.link, search, "server.link"),
-        folder=folder,
-        dataset=dataset,
-        split=split,
-        family=model,
-        presence=load_presence(experiment, len(specs)),
-        rates=load_rates(experiment, len(specs), config.seed),
-    )
+    layout = Layout(**vars(around), folder=folder, dataset=dataset, split=split, family=model)
     _ = layout.stand_in  # raises where method and experiment do not fit together
     return layout
 

@@ -75,6 +75,10 @@ class TaskRunner:
         split = Split.from_json((folder / "partition.json").read_bytes())
         return cls(folder, dataset, split, make_context(setup.config, dataset, split, ()), setup.config.algorithm)
 
+    @property
+    def enrolled(self) -> bool:
+        return self.method is not None
+
     def enrol(self, enrolment: Enrolment) -> TaskRunner:
         """The same with these clients, so that it can train."""
         context = replace(self.context, clients=enrolment.clients)

@@ -19,7 +19,8 @@ class Setup(Struct, frozen=True, kw_only=True):
 
     config: RunConfig
     folder: str
-    dataset: str
+    dataset: str = ""  # the folder of the prepared data
+    runner: str | None = None  # a module whose `open_runner` makes what carries out the tasks; None: the emulator's own
     files: dict[str, str] = {}  # the user's own code, with the SHA-256 of each file
 
 

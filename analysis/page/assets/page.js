@@ -54,7 +54,7 @@ function stragglers(root, run, payload) {
   }
   const flops = sum(run.clients.map((row) => row[payload.columns.indexOf("flops")]));
   const lost = sum(run.waste.map((row) => row.flops));
-  sentences.push(!flops ? "Nothing was computed." : lost ? `${percent(lost / flops)} of all computation was wasted.` : "No computation was wasted.");
+  if (flops) sentences.push(lost ? `${percent(lost / flops)} of all computation was wasted.` : "No computation was wasted.");
   root.querySelector("#straggler-summary").textContent = sentences.join(" ");
 
   const waited = run.rounds.waited_for.slice(0, 8).map(([client, times, seconds]) => [clientName(run, payload, client), times, quantity(seconds, "time")]);
