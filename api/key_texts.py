@@ -58,11 +58,12 @@ TEXTS: dict[str, dict[str, str]] = {
     "Partition": {
         "kind": (
             "iid: at random; dirichlet: unequal mixtures of classes; shards: a few classes each; contiguous: in "
-            "the order of the set; file: as a file says."
+            "the order of the set; column: by users; file: as a file says."
         ),
         "alpha": "dirichlet: a smaller value makes clients more different.",
         "min_size": "dirichlet: the least number of samples of a client.",
         "classes_per_client": "shards: the number of classes of a client.",
+        "column": "column: who a sample belongs to, such as `user`; a client has the samples of one of them or more.",
         "file": "file: a JSON file as `fleetbed data partition` writes it.",
     },
     "Model": {

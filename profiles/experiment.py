@@ -45,12 +45,17 @@ class ServerChoice(Profile, frozen=True, kw_only=True):
 
 
 class Partition(Profile, frozen=True, kw_only=True):
-    """How samples are divided. `alpha` belongs to dirichlet, `classes_per_client` to shards, `file` to file."""
+    """How samples are divided. `alpha` belongs to dirichlet, `classes_per_client` to shards, `column` to column,
+    `file` to file.
 
-    kind: Literal["iid", "dirichlet", "shards", "contiguous", "file"] = "dirichlet"
+    With `column` each client has the samples of one user or more, by a column of the data set such as `user`.
+    """
+
+    kind: Literal["iid", "dirichlet", "shards", "contiguous", "column", "file"] = "dirichlet"
     alpha: Annotated[float, Meta(ge=1e-4, le=1e9)] = 0.5
     min_size: Count = 10
     classes_per_client: Count = 2
+    column: str | None = None
     file: str | None = None
 
 

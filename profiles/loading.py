@@ -349,13 +349,14 @@ def _check_differ(names: list[str], at: str, fix: str) -> Iterator[BadInput]:
 def _check_paths(experiment: Experiment, at: str) -> Iterator[BadInput]:
     partition, availability, timing = experiment.data.partition, experiment.availability, experiment.timing
     for key, needed, path_key, path in (
+        ("data.partition.kind", partition.kind == "column", "data.partition.column", partition.column),
         ("data.partition.kind", partition.kind == "file", "data.partition.file", partition.file),
         ("availability.kind", availability.kind == "trace", "availability.trace", availability.trace),
         ("timing.source", timing.source == "replay", "timing.replay", timing.replay),
     ):
         value = path_key.rsplit(".", 1)[1]
         if needed and not path:
-            yield BadInput(f"{at}{key} is {value}, but {path_key} is missing: give the path there.")
+            yield BadInput(f"{at}{key} is {value}, but {path_key} is missing: give it there.")
         if path and not needed:
             yield BadInput(
                 f"{at}{path_key} is given, but only {key}: {value} reads it: set that, or remove {path_key}."

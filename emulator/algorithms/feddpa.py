@@ -31,7 +31,6 @@ import torch
 from msgspec import Meta
 from msgspec.structs import replace as replace_fields
 from torch import Tensor
-from torch.nn import functional as F
 
 from fleetbed.emulator.bases.averaging import Means, Weighting, trained_shapes, weights_of
 from fleetbed.emulator.bases.masks import (
@@ -48,7 +47,7 @@ from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.description import Description
 from fleetbed.emulator.method.local_training import cross_entropy_step, keep_model, own_tensors, train
 from fleetbed.emulator.randomness import torch_rng
-from fleetbed.models.base import Net, Tensors
+from fleetbed.models.base import Net, Tensors, label_loss
 from fleetbed.models.work import Pass, Phase, Work
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.types import NonNegative, Positive
@@ -168,7 +167,7 @@ def fisher(model: Net, x: Tensor, y: Tensor) -> Tensors:
     model.eval()
     for i in range(len(x)):
         model.zero_grad()
-        F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]).backward()
+        label_loss(model(x[i : i + 1]), y[i : i + 1]).backward()
         for name, p in model.named_parameters():
             if p.grad is not None:
                 sums[name].addcmul_(p.grad, p.grad)

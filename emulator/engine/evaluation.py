@@ -89,6 +89,8 @@ class Evaluations:
                 samples=found.samples,
                 accuracy=found.accuracy,
                 loss=finite(found.loss),
+                f1=found.f1,
+                mae=finite(found.mae),
             )
             self.add(row)
             if row.loss is None and row.samples:

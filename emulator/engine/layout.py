@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from fleetbed.emulator.algorithms import load_method
-from fleetbed.emulator.data import Dataset, Split, open_dataset, partition, prepare_dataset
+from fleetbed.emulator.data import Dataset, Split, divide, open_dataset, prepare_dataset
 from fleetbed.emulator.engine.guarded import make_guarded
 from fleetbed.emulator.machine.capacity import check_model
 from fleetbed.emulator.method.algorithm import Algorithm, Client
@@ -119,7 +119,7 @@ def lay_out(config: RunConfig, search: Sequence[Path]) -> Layout:
     if isinstance(model, OwnFamily):
         first = np.arange(min(FIRST_SAMPLES, len(dataset.y_train)))
         model.check_start(*dataset.batch("train", first), dataset.spec)
-    split = partition(dataset.y_train, dataset.y_test, dataset.spec.classes, experiment.data, len(specs), config.seed)
+    split = divide(dataset, experiment.data, len(specs), config.seed)
     layout = Layout(**vars(around), folder=folder, dataset=dataset, split=split, family=model)
     _ = layout.stand_in  # raises where method and experiment do not fit together
     return layout
@@ -163,6 +163,11 @@ def check_method(config: RunConfig, method: Algorithm) -> None:
             f"algorithms: {name} works on parts of a model, but those of {family.name} are plain torch modules: derive "
             f"them from fleetbed.models.base.Net, with extract, intermediate and classify (docs/writing-a-model.md), "
             f"or choose a method that takes whole models, such as heteroavg."
+        )
+    if needs.classes and spec.targets:
+        raise BadInput(
+            f"algorithms: {name} goes by the classes of samples, but the labels of {config.experiment.data.name} are "
+            f"numbers: choose a method that averages weights, such as heteroavg or fedavg."
         )
     public = method.context.public
     if needs.public_samples and (public is None or len(public) < needs.public_samples):

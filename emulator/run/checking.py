@@ -47,6 +47,10 @@ def _check_setting(experiment: Experiment, search: Sequence[Path], mistakes: Mis
     specs = attempt(lambda: clients_of(load_fleet(experiment.fleet, search, "fleet"), search, experiment.fleet))
     attempt(lambda: load_device(experiment.server.device, search, "server.device"))
     attempt(lambda: load_link(experiment.server.link, search, "server.link"))
+    if experiment.flower is not None:
+        if specs is not None:
+            _check_clients(experiment, specs, mistakes)
+        return ["the Flower app is checked when it is run"]
     models = _check_models(experiment, specs, mistakes)
     remarks = _missing(experiment.data)
     spec = attempt(lambda: _known_spec(experiment.data) if remarks else _spec(experiment.data))

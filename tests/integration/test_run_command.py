@@ -42,7 +42,7 @@ def test_a_study_is_carried_out_and_its_folder_printed(tmp_path: Path) -> None:
     assert told["runs"] == [f"mine/heteroavg-sync-{seed}" for seed in (1, 2)]
     for seed in (1, 2):
         found = told["results"][f"heteroavg-sync-{seed}"]
-        line = f"heteroavg-sync-{seed}: accuracy {found['accuracy']['global']:.1%} after round {found['round']}"
+        line = f"heteroavg-sync-{seed}: accuracy {found['scores']['global']:.1%} after round {found['round']}"
         assert line in done.stderr.splitlines()[-2:]
         assert line in resumed.stderr.splitlines()[-2:]
     one = fleetbed("run", "--resume", "mine/heteroavg-sync-2", cwd=tmp_path)

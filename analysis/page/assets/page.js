@@ -95,6 +95,7 @@ class Curves {
 
   show(payload) {
     this.payload = payload;
+    if (payload.metric && payload.metric.name !== "accuracy") this.clients.judge(payload.metric.title);
     keepChoice(this.select, payload.groups.map((group, place) => element("option", {value: place}, `${group.shown}: ${group.title}`)));
     this.root.querySelector("#series-bar").hidden = payload.groups.length < 2;
     this.draw();
