@@ -169,7 +169,7 @@ def test_the_settings_in_the_header_can_be_given(name: str) -> None:
             for variant in (choice.variant,) if choice.variant else model.assign:
                 family(model.family, model.options).check_variant(variant)
         assert clients_of(load_fleet(changed.fleet))
-        assert changed.data.name in {SHIPPED, *NAMED}
+        assert changed.data.name in {*SHIPPED, *NAMED}
 
 
 def test_the_headers_contain_settings() -> None:
