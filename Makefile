@@ -6,7 +6,7 @@ TORCH_INDEX ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-FOLDERS := profiles models emulator analysis api cli
+FOLDERS := profiles models emulator flower analysis api cli
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types clean

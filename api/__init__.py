@@ -12,7 +12,6 @@ Every name is imported when it is first used, so that `import fleetbed` imports 
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -90,6 +89,8 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
+        from importlib.metadata import version  # takes longer than the rest of this import
+
         return version("fleetbed")
     for module, names in _MODULES.items():
         if name in names:

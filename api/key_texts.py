@@ -14,6 +14,7 @@ TEXTS: dict[str, dict[str, str]] = {
         "model": "The model family, and how clients get a variant of it.",
         "training": "What a client does in a round.",
         "algorithms": "The methods to run; each makes runs of its own.",
+        "flower": "A Flower app to run instead of algorithms; data, model, training and policies are its own.",
         "seeds": "The seeds; each makes a run of every method and policy. Differences are paired by seed.",
         "policies": "How rounds are ended and stragglers handled; each makes runs of its own.",
         "participation": "How many clients take part in a round, and which.",
@@ -29,6 +30,11 @@ TEXTS: dict[str, dict[str, str]] = {
         "budgets": "Limits on the choice of a variant.",
         "checkpoint_every": "Merges between two checkpoints.",
         "sweep": "Values for other keys, by key path: every combination makes runs.",
+    },
+    "FlowerApp": {
+        "app": "The folder of the app, as for `flwr run`.",
+        "run_config": "Values of the app's own configuration that differ from those in its pyproject.toml.",
+        "hang_s": "Seconds on this host after which a call of the ClientApp counts as hung.",
     },
     "ServerChoice": {
         "device": "The device that merges and does the server's part of a method.",
@@ -52,11 +58,12 @@ TEXTS: dict[str, dict[str, str]] = {
     "Partition": {
         "kind": (
             "iid: at random; dirichlet: unequal mixtures of classes; shards: a few classes each; contiguous: in "
-            "the order of the set; file: as a file says."
+            "the order of the set; column: by users; file: as a file says."
         ),
         "alpha": "dirichlet: a smaller value makes clients more different.",
         "min_size": "dirichlet: the least number of samples of a client.",
         "classes_per_client": "shards: the number of classes of a client.",
+        "column": "column: who a sample belongs to, such as `user`; a client has the samples of one of them or more.",
         "file": "file: a JSON file as `fleetbed data partition` writes it.",
     },
     "Model": {
@@ -118,8 +125,8 @@ TEXTS: dict[str, dict[str, str]] = {
     },
     "TimingChoice": {
         "source": (
-            "enforced: real processes paced to the device's plan; modelled: the plan, at full speed; replay: as "
-            "recorded in another run."
+            "enforced: real processes paced to the device's plan; modelled: the plan, at full speed; metered: measured "
+            "CPU time, for Flower apps; replay: as recorded in another run."
         ),
         "time_scale": (
             "enforced: host seconds per device second; auto keeps tasks on time; fast uses more of the host."

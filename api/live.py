@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fleetbed.emulator.engine.observer import Observer
+from fleetbed.emulator.engine.snapshots import time_left
 from fleetbed.profiles.yaml_text import plain
 
 if TYPE_CHECKING:
@@ -137,9 +138,8 @@ def summary(engine: Engine, evaluations: Evaluations | None, first: tuple[int, f
         who = engine.participants[engine.last_arrival]
         parts.append(f"last {who.spec.name} {who.spec.kind}")
     parts.append(f"host {duration(time.monotonic() - engine.started_s)}")
-    if done > first[0] - 1 and done < rounds:
-        per_round = (time.monotonic() - first[1]) / (done - first[0] + 1)
-        parts.append(f"about {duration(per_round * (rounds - done))} left")
+    if (left_s := time_left(engine, first)) is not None:
+        parts.append(f"about {duration(left_s)} left")
     return ", ".join(parts)
 
 

@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,14 @@ from fleetbed.profiles.settings import as_settings
 
 if TYPE_CHECKING:
     from fleetbed.emulator.engine.observer import Observer
+    from fleetbed.emulator.run.study import Carrier
     from fleetbed.results import Results
 
 #: sources of time that other load on the host does not affect
 UNDISTURBED = ("modelled", "replay")
+
+
+Beside = Callable[[Path], contextlib.AbstractContextManager[object]]
 
 
 class StudyInterrupted(KeyboardInterrupt):
@@ -115,24 +119,34 @@ def start_runs(
     command: str,
     jobs: int = 1,
     show: bool = True,
+    beside: Beside = contextlib.nullcontext,
 ) -> tuple[Path, list[Path]]:
     """Carry out a new study; return its folder and the folders of its runs.
 
-    Without `out` the folder is a new one below runs/, named after the experiment. Raises StudyInterrupted.
+    `beside` is entered with the folder while the runs go on. Without `out` the folder is a new one below runs/, named
+    after the experiment. Raises StudyInterrupted.
     """
     if out is not None:
         check_new(out, "--out")
     check_jobs(jobs, asked)
+    asked = _with_rounds(asked)
     with _host_reserved(asked, search, jobs), _imported():
         from fleetbed.emulator.run.study import new_study
 
         folder = out or Path("runs") / f"{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-        with new_study(asked, folder, search=search, command=command, or_next=out is None) as taken:
+        making = new_study(asked, folder, search=search, command=command, or_next=out is None, carrier=_carrier(asked))
+        with making as taken, beside(taken):
             return taken, _carry_out(taken, None, jobs, _observer(show))
 
 
 def resume_runs(
-    folder: Path, *, sets: Sequence[str] = (), only: str | None = None, jobs: int = 1, show: bool = True
+    folder: Path,
+    *,
+    sets: Sequence[str] = (),
+    only: str | None = None,
+    jobs: int = 1,
+    show: bool = True,
+    beside: Beside = contextlib.nullcontext,
 ) -> tuple[Path, list[Path]]:
     """Continue the study or run in this folder; return it and the folders of the runs. Raises StudyInterrupted."""
     if only is not None and jobs > 1:
@@ -149,7 +163,8 @@ def resume_runs(
             )
         if sets:
             add_rounds(study, sets)
-        return folder, _carry_out(study, only or own, jobs, _observer(show))
+        with beside(folder):
+            return folder, _carry_out(study, only or own, jobs, _observer(show))
 
 
 def check_jobs(jobs: int, experiment: Experiment) -> None:
@@ -168,9 +183,9 @@ def _carry_out(folder: Path, only: str | None, jobs: int, observer: Observer) ->
     from fleetbed.side_by_side import run_side_by_side
 
     try:
-        if jobs == 1:
-            return resume_study(folder, observer, only)
         experiment = open_study(folder).experiment
+        if jobs == 1:
+            return resume_study(folder, observer, only, _carrier(experiment))
         check_jobs(jobs, experiment)
         configs = runs(experiment)
         run_side_by_side(folder, [config.name for config in configs], jobs, observer.say)
@@ -178,6 +193,29 @@ def _carry_out(folder: Path, only: str | None, jobs: int, observer: Observer) ->
         return [folder / config.name for config in configs]
     except KeyboardInterrupt as stop:
         raise StudyInterrupted(folder) from stop
+
+
+def _with_rounds(experiment: Experiment) -> Experiment:
+    """The experiment with the rounds of its Flower app, if it has one."""
+    if experiment.flower is None:
+        return experiment
+    from fleetbed.flower.app import with_rounds
+
+    return with_rounds(experiment)
+
+
+def _carrier(experiment: Experiment) -> Carrier:
+    """The module that carries out the runs of this experiment."""
+    if experiment.flower is not None:
+        from fleetbed.flower.app import check_flower
+
+        check_flower()
+        from fleetbed.flower import run as flower
+
+        return flower
+    from fleetbed.emulator.run import run as own
+
+    return own
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ def _families() -> Iterable[str]:
 def _data_sets() -> Iterable[str]:
     from fleetbed.emulator.data.sources import DOWNLOADED, SHIPPED
 
-    return (SHIPPED, *DOWNLOADED)
+    return (*SHIPPED, *DOWNLOADED)
 
 
 #: the known names for a key

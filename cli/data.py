@@ -51,10 +51,10 @@ def list_datasets(
     as_json: AsJson = False,
 ) -> None:
     """List the named data sets, and which of them can be used without a download."""
-    from fleetbed.emulator.data.sources import DOWNLOADED, SHIPPED, SHIPPED_TITLE, root_of
+    from fleetbed.emulator.data.sources import DOWNLOADED, SHIPPED, root_of
 
     folder = root_of(Data(root=root))
-    sets = [_DataSet(SHIPPED, SHIPPED_TITLE, True, "shipped")]
+    sets = [_DataSet(name, title, True, "shipped") for name, title in SHIPPED.items()]
     sets += [
         _DataSet(name, known.title, known.missing(folder) is None, str(folder)) for name, known in DOWNLOADED.items()
     ]
@@ -64,7 +64,7 @@ def list_datasets(
     rows = [[each.name, each.title, "yes" if each.ready else "no", each.source] for each in sets]
     print_table(f"{len(sets)} data sets", ["name", "title", "ready", "source"], rows)
     print("To download one that is not ready, use --set data.download=true.")
-    print("To use your own data, set data.name to the path of an .npz file.")
+    print("To use your own data, set data.name to the path of an .npz or .py file (docs/data.md).")
 
 
 @app.command("partition")
@@ -101,14 +101,15 @@ def show_partition(
 def _partition(name: str, experiment: Experiment, devices: list[str], seed: int, out: Path) -> _Partitioned:
     import numpy as np
 
-    from fleetbed.emulator.data import open_dataset, partition, prepare_dataset
+    from fleetbed.emulator.data import divide, open_dataset, prepare_dataset
     from fleetbed.emulator.data.picture import draw_partition
 
     dataset = open_dataset(prepare_dataset(experiment.data))
-    classes = dataset.spec.classes
-    split = partition(dataset.y_train, dataset.y_test, classes, experiment.data, len(devices), seed)
-    train = np.stack([np.bincount(dataset.y_train[part], minlength=classes) for part in split.train])
-    test = np.stack([np.bincount(dataset.y_test[part], minlength=classes) for part in split.test])
+    classes = max(1, dataset.spec.classes)
+    split = divide(dataset, experiment.data, len(devices), seed)
+    labels = dataset.strata("train"), dataset.strata("test")
+    train = np.stack([np.bincount(labels[0][part], minlength=classes) for part in split.train])
+    test = np.stack([np.bincount(labels[1][part], minlength=classes) for part in split.test])
     png, json = out / "partition.png", out / "partition.json"
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -137,6 +138,7 @@ def _settings(data: Data, seed: int) -> str:
     details = {
         "dirichlet": f" alpha {data.partition.alpha:g}",
         "shards": f" of {data.partition.classes_per_client} per client",
+        "column": f" {data.partition.column}",
         "file": f" {data.partition.file}",
     }
     return f"{data.name}, {kind}{details.get(kind, '')}, seed {seed}"

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from fleetbed.cli import data, host, init, methods, models, profiles, report, run, streams, validate
+from fleetbed.cli import data, flower, host, init, methods, models, profiles, report, run, streams, validate, watch
 from fleetbed.cli.common import complain
 from fleetbed.profiles.errors import BadInput, FleetbedError, HostCannot
 from fleetbed.profiles.files import is_text, show_path
@@ -40,13 +40,14 @@ app.add_typer(data.app, name="data", rich_help_panel=DESCRIBE)
 app.add_typer(models.app, name="models", rich_help_panel=DESCRIBE)
 app.add_typer(report.privacy, name="privacy", rich_help_panel=RESULTS)
 app.command("run")(run.run)
+app.command("flower")(flower.flower)
 app.command("init")(init.init)
 app.command("schema", rich_help_panel=DESCRIBE)(profiles.schema)
 app.command("methods", rich_help_panel=DESCRIBE)(methods.methods)
 app.command("validate", rich_help_panel=DESCRIBE)(validate.validate)
 profiles.app.command("measure")(host.measure)
 _HOST_COMMANDS: tuple[Callable[..., None], ...] = (host.doctor, host.calibrate, host.verify)
-_RESULT_COMMANDS: tuple[Callable[..., None], ...] = (report.report, report.plot, report.compare)
+_RESULT_COMMANDS: tuple[Callable[..., None], ...] = (report.report, report.plot, report.compare, watch.watch)
 for command in _HOST_COMMANDS:
     app.command(rich_help_panel=HOST)(command)
 for command in _RESULT_COMMANDS:

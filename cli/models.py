@@ -27,6 +27,7 @@ app = typer.Typer(help="Show what model variants cost, and which of them a devic
 
 MIB = 1 << 20
 DEFAULT_IMAGE = "3x32x32"
+DEFAULT_WINDOW = (3, 128)  # channels and time of sensor values
 
 FamilyNames = Annotated[
     list[str] | None, typer.Option("--family", metavar="NAME", help="Only this family; may be repeated.")
@@ -337,13 +338,15 @@ def _fit(group: list[ClientSpec], family: Family, spec: InputSpec, asked: Experi
 
 
 def _spec(family: Family, image: str, classes: int) -> InputSpec:
-    """Return the input of a family: the requested image, or a text of the default length."""
+    """Return the input of a family: the requested image, or a text or a window of the default length."""
     from fleetbed.models.base import InputSpec
 
     _check_range("--classes", classes, 2, 10_000)
     if family.reads == "text":
         data = Data()
         spec = InputSpec((data.tokens,), classes, data.vocabulary)
+    elif family.reads == "values":
+        spec = InputSpec(DEFAULT_WINDOW, classes)
     else:
         spec = InputSpec(_image(image), classes)
     family.check_input(spec)

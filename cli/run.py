@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -14,6 +15,7 @@ import typer
 from fleetbed.cli.common import AsJson, ProfileFolders, complain, print_json, print_table
 from fleetbed.cli.interrupts import stop_cleanly
 from fleetbed.cli.streams import never_failing
+from fleetbed.cli.watch import watched
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Experiment, runs
 from fleetbed.profiles.files import check_new
@@ -40,6 +42,9 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only predict the device time, host time and disk space.")
     ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Also show the runs in a browser while they go on, as fleetbed watch does.")
+    ] = False,
     profiles: ProfileFolders = None,
     as_json: AsJson = False,
 ) -> None:
@@ -52,11 +57,12 @@ def run(
             "fleetbed run needs either an experiment or --resume DIR; list them with: fleetbed profiles list experiment"
         )
     stop_cleanly()
+    beside = watched if watch else contextlib.nullcontext
     sys.stdout = never_failing(sys.stdout)  # results are in the run's folder, so a lost line must not end the run
     try:
         if resume is not None:
             _check_resume(out=out, profiles=profiles, dry_run=dry_run)
-            folder, folders = resume_runs(resume, sets=sets or (), only=only, jobs=jobs)
+            folder, folders = resume_runs(resume, sets=sets or (), only=only, jobs=jobs, beside=beside)
         else:
             assert experiment is not None
             if only is not None:
@@ -64,11 +70,15 @@ def run(
             search = search_folders(profiles, experiment)
             asked = load_experiment(experiment, search, sets or ())
             if dry_run:
+                if asked.flower is not None:
+                    raise BadInput("--dry-run cannot predict a Flower app: nobody knows how long its code will take.")
                 _check_start(asked, out, jobs)
                 _forecast(asked, search, as_json)
                 return
             command = shlex.join(["fleetbed", *sys.argv[1:]])
-            folder, folders = start_runs(asked, experiment, out, search=search, command=command, jobs=jobs)
+            folder, folders = start_runs(
+                asked, experiment, out, search=search, command=command, jobs=jobs, beside=beside
+            )
     except StudyInterrupted as stop:
         complain(f"interrupted; continue with: fleetbed run --resume {stop.folder}")
         raise

@@ -11,25 +11,56 @@ from typing import Any, ClassVar, Literal
 import torch
 from msgspec import Struct
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fleetbed.profiles.errors import BadInput, nearest
 
 Tensors = dict[str, Tensor]
 Section = Literal["extractor", "intermediate", "classifier"]
+Reads = Literal["images", "text", "values"]
 Index = tuple[Tensor | None, ...]  # per dimension: the rows of the full tensor that a variant has; None means all
 
 
 class InputSpec(Struct, frozen=True):
-    """The input of a model: (channels, height, width) of an image, or (tokens,) of a text and its vocabulary."""
+    """What a model reads and predicts.
+
+    A sample is an image (channels, height, width), a text (tokens,) with its vocabulary, or values of any other shape.
+    Its label is one of `classes`, or `targets` numbers; then there are no classes.
+    """
 
     shape: tuple[int, ...]
     classes: int
     vocabulary: int = 0
+    targets: int = 0
+
+    @property
+    def outputs(self) -> int:
+        """How many values a model returns for each sample."""
+        return self.classes or self.targets
+
+    @property
+    def kind(self) -> Reads:
+        """What a sample is."""
+        if self.vocabulary:
+            return "text"
+        return "images" if len(self.shape) == 3 else "values"
 
 
 def input_dtype(spec: InputSpec) -> torch.dtype:
     """The type of what goes in: numbers of words, or values."""
     return torch.int64 if spec.vocabulary else torch.float32
+
+
+def label_loss(out: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+    """The loss of what a model returns: cross-entropy of classes, squared error of numbers."""
+    if y.is_floating_point():
+        return F.mse_loss(out, y, reduction=reduction)
+    return F.cross_entropy(out, y, reduction=reduction)
+
+
+def any_labels(spec: InputSpec, samples: int) -> Tensor:
+    """Labels of the right form, for a pass whose result does not matter."""
+    return torch.zeros(samples, spec.targets) if spec.targets else torch.zeros(samples, dtype=torch.int64)
 
 
 class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,7 +147,7 @@ class Family(ABC):
     has_exits: ClassVar[bool] = False
     #: a pattern for the beginning of the names of a block's tensors, with the stage as its group; "": no blocks
     block_names: ClassVar[str] = ""
-    reads: ClassVar[Literal["images", "text"]] = "images"
+    reads: ClassVar[Reads] = "images"
     options_type: ClassVar[type[Options]] = Options
     variants: tuple[str, ...]
 
@@ -222,9 +253,9 @@ class Family(ABC):
 
     def check_input(self, spec: InputSpec) -> None:
         """Raise BadInput if a model of this family cannot use such data."""
-        if spec.classes < 2:
+        if spec.classes < 2 and not spec.targets:
             raise BadInput(f"{self.name} needs data with at least 2 classes, but this has {spec.classes}.")
-        found = "images" if len(spec.shape) == 3 else "text"
+        found = spec.kind
         if found != self.reads:
             raise BadInput(
                 f"{self.name} needs {self.reads}, but the data is {found} (shape {spec.shape}): "
@@ -236,8 +267,6 @@ class Family(ABC):
                 f"{self.name} needs images of at least {smallest}x{smallest}, but these are "
                 f"{spec.shape[1]}x{spec.shape[2]}: set data.image_size to {smallest} or more."
             )
-        if found == "text" and spec.vocabulary < 1:
-            raise BadInput(f"{self.name} needs text with a vocabulary, but this one has {spec.vocabulary} words.")
 
 
 def gather(full: Mapping[str, Tensor], index: Mapping[str, Index]) -> Tensors:

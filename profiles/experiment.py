@@ -22,7 +22,8 @@ from fleetbed.profiles.types import (
     Watts,
 )
 
-TimingSource = Literal["enforced", "modelled", "replay"]
+FLOWER = "flower"  # the name of the algorithm that a Flower app is
+TimingSource = Literal["enforced", "modelled", "metered", "replay"]
 Processes = Literal["resident", "on-demand", "inline"]
 PolicyKind = Literal["sync", "deadline", "over-select", "async", "buffered"]
 # Part of a folder's name, so it must not be a path: no slash, no control character, no dot first. `$` alone would allow
@@ -44,12 +45,17 @@ class ServerChoice(Profile, frozen=True, kw_only=True):
 
 
 class Partition(Profile, frozen=True, kw_only=True):
-    """How samples are divided. `alpha` belongs to dirichlet, `classes_per_client` to shards, `file` to file."""
+    """How samples are divided. `alpha` belongs to dirichlet, `classes_per_client` to shards, `column` to column,
+    `file` to file.
 
-    kind: Literal["iid", "dirichlet", "shards", "contiguous", "file"] = "dirichlet"
+    With `column` each client has the samples of one user or more, by a column of the data set such as `user`.
+    """
+
+    kind: Literal["iid", "dirichlet", "shards", "contiguous", "column", "file"] = "dirichlet"
     alpha: Annotated[float, Meta(ge=1e-4, le=1e9)] = 0.5
     min_size: Count = 10
     classes_per_client: Count = 2
+    column: str | None = None
     file: str | None = None
 
 
@@ -144,6 +150,18 @@ class AlgorithmChoice(Profile, frozen=True, kw_only=True):
     @property
     def title(self) -> str:
         return self.label or title_of(self.name)
+
+
+class FlowerApp(Profile, frozen=True, kw_only=True):
+    """A Flower app, which takes the place of algorithms, data, model, training and policies.
+
+    `app` is its folder; `run_config` overrides values of its `[tool.flwr.app.config]`. A call of the ClientApp that has
+    taken `hang_s` seconds on the host counts as hung.
+    """
+
+    app: str
+    run_config: dict[str, bool | int | float | str] = {}  # noqa: RUF012 (msgspec copies it)
+    hang_s: Seconds = 3600.0
 
 
 class Participation(Profile, frozen=True, kw_only=True):
@@ -246,6 +264,7 @@ class Experiment(Profile, frozen=True, kw_only=True):
     model: Model = Model()
     training: Training = Training()
     algorithms: Annotated[tuple[AlgorithmChoice, ...], Meta(min_length=1)]
+    flower: FlowerApp | None = None
     seeds: Annotated[tuple[Seed, ...], Meta(min_length=1)] = (1,)
     policies: Annotated[tuple[Policy, ...], Meta(min_length=1)] = (Policy(),)
     participation: Participation = Participation()

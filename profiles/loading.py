@@ -8,9 +8,22 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from fleetbed.profiles.errors import BadInput, nearest
-from fleetbed.profiles.experiment import Experiment, Policy, count_runs, runs, settings_of
+from fleetbed.profiles.experiment import (
+    FLOWER,
+    Data,
+    Evaluation,
+    Experiment,
+    Model,
+    Participation,
+    Policy,
+    Training,
+    count_runs,
+    runs,
+    settings_of,
+)
 from fleetbed.profiles.explain import explain
 from fleetbed.profiles.rates import lacks_bandwidth
 from fleetbed.profiles.sweep import NOT_SWEPT, point_text, tree_at
@@ -62,6 +75,16 @@ def decode(tree: dict[str, Any], type_: type[T], where: str, prefix: str = "") -
     for mistake in contradictions(profile, f"{where}: {prefix}." if prefix else f"{where}: "):
         raise mistake
     return profile
+
+
+def with_app(tree: dict[str, Any]) -> dict[str, Any]:
+    """Fill in what an experiment with a Flower app need not say: the app is its one algorithm, and it is metered."""
+    flower = tree.get("flower")
+    if isinstance(flower, dict) and isinstance(flower.get("app"), str):
+        tree.setdefault("algorithms", [{"name": FLOWER, "label": Path(flower["app"]).name}])
+        if isinstance(timing := tree.setdefault("timing", {}), dict):
+            timing.setdefault("source", "metered")
+    return tree
 
 
 def convert(tree: dict[str, Any], type_: type[T], where: str, prefix: str = "") -> T:
@@ -199,6 +222,7 @@ def _check_experiment(experiment: Experiment, at: str) -> Iterator[BadInput]:
         yield from _check_sweep(experiment, at)
         return
     yield from _check_paths(experiment, at)
+    yield from _check_flower(experiment, at)
     for number, policy in enumerate(experiment.policies):
         yield from _check_policy(policy, f"{at}policies.{number}.")
     yield from _check_schedule([change.round for change in experiment.training.schedule], at)
@@ -219,10 +243,13 @@ def _check_experiment(experiment: Experiment, at: str) -> Iterator[BadInput]:
 def _check_sweep(experiment: Experiment, at: str) -> Iterator[BadInput]:
     """Check each value by itself, then what the combinations contradict, then the runs that they make."""
     mistakes: dict[str, BadInput] = {}
+    wrong: list[str] = []
     for key, values in experiment.sweep.items():
+        known = len(mistakes)
         where = f"{at}sweep.{shorten(key).strip(QUOTE)}"
         if key in NOT_SWEPT:
             mistakes[key] = BadInput(f"{where} cannot be swept: {NOT_SWEPT[key]}.")
+            wrong.append(key)
             continue
         for mistake in _check_differ([point_text({key: value}) for value in values], where, "remove one of them"):
             mistakes[str(mistake)] = mistake
@@ -233,8 +260,11 @@ def _check_sweep(experiment: Experiment, at: str) -> Iterator[BadInput]:
             except BadInput as error:
                 text = str(error) if str(error).startswith(told) else f"{at}{error}"
                 mistakes[text] = BadInput(text)
-    if not mistakes and count_runs(experiment) <= MAX_RUNS:
-        for one in settings_of(experiment):
+        if len(mistakes) > known:
+            wrong.append(key)
+    rest = replace(experiment, sweep={key: values for key, values in experiment.sweep.items() if key not in wrong})
+    if count_runs(rest) <= MAX_RUNS:
+        for one in settings_of(rest):
             mistakes |= {str(mistake): mistake for mistake in _check_experiment(one, at)}
     yield from mistakes.values() if mistakes else _check_runs(experiment, at)
 
@@ -254,6 +284,38 @@ def _check_runs(experiment: Experiment, at: str) -> Iterator[BadInput]:
             f"{at}the run {shorten(longest)} would have a folder name of {size} bytes, but at most "
             f"{MAX_NAME_BYTES} are possible: shorten a label."
         )
+
+
+def _check_flower(experiment: Experiment, at: str) -> Iterator[BadInput]:
+    """Check that an app comes with nothing that it would not read, and that only an app is metered."""
+    source = experiment.timing.source
+    if experiment.flower is None:
+        if source == "metered":
+            yield BadInput(
+                f"{at}timing.source is metered, which is for Flower apps: the methods of fleetbed declare their work, "
+                "so use enforced or modelled."
+            )
+        return
+    if source != "metered":
+        yield BadInput(
+            f"{at}timing.source is {source}, but a Flower app does not declare its work, so only metered is possible: "
+            "remove timing.source."
+        )
+    if [choice.name for choice in experiment.algorithms] != [FLOWER]:
+        yield BadInput(f"{at}algorithms is given, but flower.app is the algorithm: remove one of them.")
+    unread: dict[str, tuple[object, object]] = {
+        "data": (experiment.data, Data()),
+        "model": (experiment.model, Model()),
+        "training": (experiment.training, Training()),
+        "policies": (experiment.policies, (_PLAIN,)),
+        "participation": (experiment.participation, Participation()),
+        "evaluation": (experiment.evaluation, Evaluation(targets=experiment.evaluation.targets)),
+    }
+    for key, (found, default) in unread.items():
+        if found != default:
+            yield BadInput(f"{at}{key} is given, but a Flower app decides about that itself: remove {key}.")
+    if experiment.processes == "inline":
+        yield BadInput(f"{at}processes is inline, but a Flower app needs processes: use resident or on-demand.")
 
 
 def _check_path_part(title: str, at: str) -> Iterator[BadInput]:
@@ -287,13 +349,14 @@ def _check_differ(names: list[str], at: str, fix: str) -> Iterator[BadInput]:
 def _check_paths(experiment: Experiment, at: str) -> Iterator[BadInput]:
     partition, availability, timing = experiment.data.partition, experiment.availability, experiment.timing
     for key, needed, path_key, path in (
+        ("data.partition.kind", partition.kind == "column", "data.partition.column", partition.column),
         ("data.partition.kind", partition.kind == "file", "data.partition.file", partition.file),
         ("availability.kind", availability.kind == "trace", "availability.trace", availability.trace),
         ("timing.source", timing.source == "replay", "timing.replay", timing.replay),
     ):
         value = path_key.rsplit(".", 1)[1]
         if needed and not path:
-            yield BadInput(f"{at}{key} is {value}, but {path_key} is missing: give the path there.")
+            yield BadInput(f"{at}{key} is {value}, but {path_key} is missing: give it there.")
         if path and not needed:
             yield BadInput(
                 f"{at}{path_key} is given, but only {key}: {value} reads it: set that, or remove {path_key}."

@@ -18,6 +18,7 @@ from fleetbed.profiles.resolve import Search, first_of, load_link, read_tree
 from fleetbed.profiles.types import Device, Fleet, Profile
 
 V = TypeVar("V")
+S = TypeVar("S", bound=msgspec.Struct)
 
 MOST = 50  # a file with more is something else
 _STAND_IN = "(stand-in)"
@@ -43,16 +44,19 @@ class Mistakes:
         """Add the errors that are new."""
         for error in errors:
             sentence = str(error)
-            if not sentence.startswith(self.where):
-                sentence = f"{self.where}: {sentence}"
-            follows = _STAND_IN in sentence or any(f" {key} " in sentence for key in self._replaced)
-            if not follows and sentence not in self.sentences:
-                self.sentences.append(sentence)
+            if _STAND_IN not in sentence and not any(f" {key} " in sentence for key in self._replaced):
+                self._add(sentence)
 
     def found(self, error: BadInput, key: str) -> None:
         """Add the error of a wrong value, whose key has a stand-in from now on."""
-        self.sentences.append(str(error))
+        self._add(str(error))
         self._replaced.add(key)
+
+    def _add(self, sentence: str) -> None:
+        if not sentence.startswith(self.where):
+            sentence = f"{self.where}: {sentence}"
+        if sentence not in self.sentences:
+            self.sentences.append(sentence)
 
 
 def read_on(path: Path, kind: Kind, mistakes: Mistakes) -> Profile | None:
@@ -60,26 +64,32 @@ def read_on(path: Path, kind: Kind, mistakes: Mistakes) -> Profile | None:
     tree = mistakes.attempt(lambda: read_tree(path, kind))
     if tree is None:
         return None
-    type_ = TYPES[kind]
+    profile, whole = convert_on(tree, TYPES[kind], show_path(path), mistakes)
+    if profile is not None and whole:
+        mistakes.note(contradictions(profile, f"{show_path(path)}: "))
+    return profile
+
+
+def convert_on(
+    tree: dict[str, Any], type_: type[S], where: str, mistakes: Mistakes, prefix: str = ""
+) -> tuple[S | None, bool]:
+    """Convert a mapping with stand-ins for wrong values; return it, and whether no required value was replaced."""
     tree = deepcopy(tree)
-    whole = True  # false if a required value was replaced
+    whole = True
     while len(mistakes.sentences) < MOST:
         try:
-            profile = msgspec.convert(tree, type_)
+            return msgspec.convert(tree, type_), whole
         except msgspec.ValidationError as error:
             what, steps, field = locate_mistake(error, tree)
-            mistakes.found(explain(error, tree, type_, show_path(path)), ".".join([*steps, field] if field else steps))
+            key = [*steps, field] if field else steps
+            mistakes.found(explain(error, tree, type_, where, prefix), ".".join([prefix] * bool(prefix) + key))
             if what == "unknown":
                 del value_at(tree, steps)[field]
-            elif steps or field:
-                whole &= _leave_out(tree, [*steps, field] if field else steps, type_, len(mistakes.sentences))
+            elif key:
+                whole &= _leave_out(tree, key, type_, len(mistakes.sentences))
             else:
-                return None
-        else:
-            if whole:
-                mistakes.note(contradictions(profile, f"{show_path(path)}: "))
-            return profile
-    return None
+                return None, False
+    return None, False
 
 
 def check_references(profile: Profile, search: Search, mistakes: Mistakes) -> None:
@@ -93,7 +103,7 @@ def check_references(profile: Profile, search: Search, mistakes: Mistakes) -> No
             mistakes.attempt(lambda n=number, m=member: first_of(m, n, search, where))  # type: ignore[misc]
 
 
-def _leave_out(tree: Any, steps: list[str], type_: type[Profile], number: int) -> bool:
+def _leave_out(tree: Any, steps: list[str], type_: type[msgspec.Struct], number: int) -> bool:
     """Remove a value if it has a default and return True; otherwise replace it by a valid one and return False."""
     *way, last = steps
     holder = value_at(tree, way)

@@ -15,7 +15,7 @@ from fleetbed.profiles.errors import BadInput, nearest
 from fleetbed.profiles.experiment import Experiment
 from fleetbed.profiles.files import is_folder, list_folder, open_regular, show_path, user_path
 from fleetbed.profiles.fleet import on_own_link, overridden, sizes
-from fleetbed.profiles.loading import Kind, T, decode
+from fleetbed.profiles.loading import Kind, T, decode, with_app
 from fleetbed.profiles.settings import apply_settings, plain_tree
 from fleetbed.profiles.types import ClientSpec, Device, Fleet, Link, Member
 from fleetbed.profiles.yaml_text import QUOTE, read_mapping, shorten
@@ -52,6 +52,7 @@ _PATHS: Final = (
     "availability.trace",
     "availability.bandwidth",
     "timing.replay",
+    "flower.app",
 )
 
 
@@ -151,7 +152,7 @@ def make_experiment(content: Mapping[str, Any], sets: Sequence[str] = ()) -> Exp
 def _with_settings(tree: dict[str, Any], sets: Sequence[str], where: str) -> Experiment:
     told = where + "".join(f" with --set {shorten(item).strip(QUOTE)}" for item in sets)
     asked = _rebased(apply_settings(tree, sets), "experiment", Path())  # paths from a file are already absolute
-    return decode(asked, Experiment, told)
+    return decode(with_app(asked), Experiment, told)
 
 
 def clients_of(fleet: Fleet, search: Search = (), where: str = "the fleet") -> tuple[ClientSpec, ...]:
@@ -183,7 +184,8 @@ def _load(path: Path, kind: Kind, type_: type[T]) -> T:
 
 def read_tree(path: Path, kind: Kind) -> dict[str, Any]:
     """Return the content of a file, unchecked, but with its paths made absolute."""
-    return _rebased(read_mapping(path), kind, path.parent)
+    tree = _rebased(read_mapping(path), kind, path.parent)
+    return with_app(tree) if kind == "experiment" else tree
 
 
 def _rebased(tree: dict[str, Any], kind: Kind, folder: Path) -> dict[str, Any]:

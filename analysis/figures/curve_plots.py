@@ -17,7 +17,8 @@ from fleetbed.analysis.figures.style import COLOURS, DASHES, GREY, POLICY_LOOKS,
 from fleetbed.analysis.tables.curves import Axis, Band, Measure, band, counted, curve, mean_accuracy, y_range
 from fleetbed.analysis.tables.series import Series
 from fleetbed.analysis.tables.units import scale, target_text
-from fleetbed.emulator.method.series import TITLES, TargetSeries
+from fleetbed.emulator.method.series import TITLES
+from fleetbed.emulator.records.metric import ACCURACY, Metric
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.yaml_text import plain
 
@@ -47,10 +48,12 @@ def new_figure(width: float = 5.6, height: float = 3.6, **grid: Any) -> tuple[Fi
         return figure, figure.subplots(**grid)
 
 
-def accuracy_axes(axes: Axes, shown: TargetSeries) -> None:
-    """Label the accuracy axis, with the series unless it is the usual one."""
-    axes.set_ylabel("Test accuracy (%)" if shown == "global" else f"Test accuracy (%)\n{TITLES[shown]}")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
+def accuracy_axes(axes: Axes, one: Series) -> None:
+    """Label the axis of accuracy (or error), with the series unless it is the usual one."""
+    title = f"Test {one.metric.label}"
+    axes.set_ylabel(title if one.shown == "global" else f"{title}\n{TITLES[one.shown]}")
+    if one.metric is ACCURACY:
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
 
 
 def curves_figure(
@@ -79,7 +82,7 @@ def curves_figure(
             if split:
                 axes.set_title(plain(members[0][0].method))
             for target in targets:
-                _target_line(axes, target)
+                _target_line(axes, target, series[0].metric)
             for one, found in members:
                 seeds = f" ({found.seeds} seeds)" if found.seeds > 1 else ""
                 if split:
@@ -97,18 +100,18 @@ def curves_figure(
             )
             axes.legend(**place, title=BANDS if several else None, title_fontsize=7.5, alignment="left")
         if measure == "accuracy":
-            accuracy_axes(grid[0][0], series[0].shown)
-            grid[0][0].set_ylim(*y_range([found for _, found in bands], targets))
+            accuracy_axes(grid[0][0], series[0])
+            grid[0][0].set_ylim(*y_range([found for _, found in bands], targets, series[0].metric))
         else:
             grid[0][0].set_ylabel("Test loss")
     return figure
 
 
-def _target_line(axes: Axes, target: float) -> None:
+def _target_line(axes: Axes, target: float, metric: Metric) -> None:
     """Draw a target, with its label outside the axes, where it covers no curve."""
     axes.axhline(target, color=GREY, linewidth=0.8, linestyle=(0, (2, 2)))
     place: Any = {"xycoords": ("axes fraction", "data"), "xytext": (3, 0), "textcoords": "offset points"}
-    axes.annotate(target_text(target), (1.0, target), ha="left", va="center", fontsize=7.5, color=GREY, **place)
+    axes.annotate(target_text(target, metric), (1.0, target), ha="left", va="center", fontsize=7.5, color=GREY, **place)
 
 
 def _draw_band(axes: Axes, found: Band, size: float, label: str, look: Look, dashes: Any, *, stairs: bool) -> None:
@@ -142,7 +145,7 @@ def pareto_figure(series: Sequence[Series]) -> Figure:
         figure, grid = new_figure(2.9 * len(shown) + 2.4, 3.0, ncols=len(shown), sharey=True, squeeze=False)
         for panel, axis in zip(grid[0], shown, strict=True):
             _pareto_panel(panel, axis, series, points[axis])
-        accuracy_axes(grid[0][0], series[0].shown)
+        accuracy_axes(grid[0][0], series[0])
         grid[0][-1].legend(
             loc="upper left", bbox_to_anchor=(1.0, 1.0), title=MEANS, title_fontsize=7.5, alignment="left"
         )
@@ -168,7 +171,7 @@ def _pareto_panel(
         panel.scatter(xs, ys, s=16, alpha=0.45, **dots)
         panel.scatter(mean(xs), mean(ys), s=48, label=legend_label(one.label), **dots)
         means.append((mean(xs), mean(ys)))
-    front = pareto_front(means)
+    front = pareto_front(means, series[0].metric)
     panel.plot(*zip(*front, strict=True), color=GREY, linewidth=0.9, linestyle=(0, (2, 2)), zorder=0)
     panel.set_xlabel(axis_label(axis, unit))
     panel.margins(y=0.1)  # no marker touches the edge
@@ -181,11 +184,12 @@ def _final_points(one: Series, axis: Axis) -> list[tuple[float, float]]:
     return [(float(found.x[-1]), float(found.y[-1])) for found in curves if not np.isnan(found.y[-1])]
 
 
-def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def pareto_front(points: Sequence[tuple[float, float]], metric: Metric = ACCURACY) -> list[tuple[float, float]]:
     """Return the points for which no other is both cheaper and more accurate."""
     front: list[tuple[float, float]] = []
-    for x, y in sorted(points, key=lambda point: (point[0], -point[1])):
-        if not front or y > front[-1][1]:
+    sign = 1 if metric.higher_is_better else -1
+    for x, y in sorted(points, key=lambda point: (point[0], -sign * point[1])):
+        if not front or sign * y > sign * front[-1][1]:
             front.append((x, y))
     return front
 
@@ -199,7 +203,7 @@ def groups_figure(series: Sequence[Series]) -> Figure:
         figure, axes = new_figure(5.6, 3.2)
         grouped_bars(axes, series, by_variant)
         axes.set_xlabel("Variant")
-        accuracy_axes(axes, series[0].shown)
+        accuracy_axes(axes, series[0])
     return figure
 
 

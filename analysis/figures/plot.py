@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fleetbed.analysis.tables.runs import Run
 from fleetbed.analysis.tables.series import Series, by_shown, runs_of, series_of
 from fleetbed.analysis.tables.writing import writable
-from fleetbed.profiles.errors import nearest
+from fleetbed.profiles.errors import BadInput, nearest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,6 +34,10 @@ KINDS = {
 }
 
 
+#: the kinds that need the models or the data of a run
+ABOUT_MODELS = ("cka", "features", "updates", "partition")
+
+
 def draw_plot(
     kind: str, runs: Sequence[Run], out: Path, targets: Sequence[float], asked_series: str | None = None
 ) -> list[Path]:
@@ -47,6 +51,9 @@ def draw_figures(
     """Draw a kind of plot; return its figures by file name."""
     if kind not in KINDS:
         raise nearest(kind, KINDS, "kind of plot", "plot KIND")
+    for run in runs:
+        if kind in ABOUT_MODELS and run.config.experiment.flower is not None:
+            raise BadInput(f"plot {kind}: {run.folder} is a run of a Flower app, whose models and data are its own.")
     return _draw(kind, series_of(runs, asked_series), targets)
 
 

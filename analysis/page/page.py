@@ -34,8 +34,19 @@ from fleetbed.profiles.files import title_of
 from fleetbed.profiles.yaml_text import plain
 
 SCRIPTS = ("draw.js", "timeline.js", "resources.js", "clients.js", "page.js")
-PARTS = ("title", "lead", "banners", "tiles", "accuracy_note", "result_tables", "conditions", "footer")
-ACCURACY = ("seeds", "final", "best", "difference", "memory", "tightest", "dropped")
+PARTS = (
+    "title",
+    "lead",
+    "banners",
+    "tiles",
+    "metric",
+    "axis",
+    "accuracy_note",
+    "result_tables",
+    "conditions",
+    "footer",
+)
+SCORES = ("seeds", "final", "best", "difference", "memory", "tightest", "dropped")
 COSTS = ("time", "speed-up", "rounds", "bytes", "bytes-saved", "energy", "energy-saved", "flops")
 
 
@@ -65,6 +76,8 @@ def parts(comparison: Comparison) -> dict[str, str]:
         "lead": escape(_lead(runs, comparison)),
         "banners": "".join(f'<p class="banner">{escape(text)}</p>' for text in cautions(comparison.series)),
         "tiles": "".join(_tile(*tile) for tile in _tiles(runs, comparison)),
+        "metric": escape(runs[0].metric.title.capitalize()),
+        "axis": escape(f"Test {runs[0].metric.label} against device time"),
         "accuracy_note": escape(_accuracy_note(comparison)),
         "result_tables": "".join(f"<h3>{escape(head)}</h3>{table.html()}" for head, table in results(comparison)),
         "conditions": conditions(runs),
@@ -86,9 +99,9 @@ def results(comparison: Comparison) -> list[tuple[str, Table]]:
     found = []
     for group in comparison.groups:
         of = f". {series_title(group)}" if len(comparison.groups) > 1 else ""
-        found.append((f"Accuracy{of}", summary_table(group, ACCURACY)))
+        found.append((f"{group.metric.title.capitalize()}{of}", summary_table(group, SCORES)))
         found += [
-            (f"Cost to {target_text(target)}, and speed-up over {group.base.series.label}{of}", table)
+            (f"Cost to {target_text(target, group.metric)}, and speed-up over {group.base.series.label}{of}", table)
             for target, table in ((target, _target_table(group, target)) for target in group.targets)
         ]
     reported = metric_table(comparison.series)
@@ -97,7 +110,8 @@ def results(comparison: Comparison) -> list[tuple[str, Table]]:
 
 def _target_table(group: SeriesGroup, target: float) -> Table:
     table = summary_table(replace(group, targets=(target,)), COSTS)
-    return replace(table, columns=tuple(column.removesuffix(f" to {target_text(target)}") for column in table.columns))
+    goal = target_text(target, group.metric)
+    return replace(table, columns=tuple(column.removesuffix(f" to {goal}") for column in table.columns))
 
 
 def _lead(runs: Sequence[Run], comparison: Comparison) -> str:
@@ -105,6 +119,14 @@ def _lead(runs: Sequence[Run], comparison: Comparison) -> str:
     methods = ", ".join(one.label for one in comparison.series)
     seeds = sorted({run.config.seed for run in runs})
     kinds = len({client.device for client in runs[0].clients})
+    if experiment.flower is not None:
+        return (
+            f"The Flower app {methods} on {len(runs[0].clients)} clients with {kinds} kind{_s(range(kinds))} of device "
+            f"(fleet {experiment.fleet}), {experiment.rounds} rounds, seed{_s(seeds)} {', '.join(map(str, seeds))}. "
+            "Data, models and rounds are the app's own: no model was chosen by the memory of a device. The time on a "
+            "device is the CPU time of the app's code, multiplied by how much slower the device is than this host "
+            "(metered). A task is one call of the ClientApp; accuracy is what the app itself reports."
+        )
     partition = experiment.data.partition
     families = ", ".join(dict.fromkeys(title_of(run.config.model.family) for run in runs))
     skew = f" {partition.alpha:g}" if partition.kind == "dirichlet" else ""
@@ -137,8 +159,10 @@ def _group_tiles(group: SeriesGroup, several: bool) -> list[tuple[str, str, str]
     # the mean is NaN for a method that diverged with any seed, which then cannot be the best
     ranked = [one for one in group.summaries if one.final and not isnan(mean(one.final.values()))]
     if ranked:
-        best = max(ranked, key=lambda summary: mean(summary.final.values()))
-        tiles.append((f"Best final accuracy{of}", mean_and_deviation(best.final), best.series.label))
+        choose = max if group.metric.higher_is_better else min
+        best = choose(ranked, key=lambda summary: mean(summary.final.values()))
+        figure = mean_and_deviation(best.final, group.metric)
+        tiles.append((f"Best final {group.metric.title}{of}", figure, best.series.label))
     for target in group.targets[:1]:
         there = [summary for summary in group.summaries if summary.to_target[target, "time"].always]
         if there:
@@ -147,7 +171,7 @@ def _group_tiles(group: SeriesGroup, several: bool) -> list[tuple[str, str, str]
             by = speed_up_text(first, group.base, target, "time")
             over = f", speed-up {by} over {group.base.series.label}" if gain and first is not group.base else ""
             time = to_target_text(first.to_target[target, "time"])
-            tiles.append((f"Fastest to {target_text(target)}{of}", time, first.series.label + over))
+            tiles.append((f"Fastest to {target_text(target, group.metric)}{of}", time, first.series.label + over))
     return tiles
 
 
@@ -156,9 +180,9 @@ def _tile(head: str, figure: str, of: str) -> str:
 
 
 def _accuracy_note(comparison: Comparison) -> str:
-    several = any(len(one.runs) > 1 for one in comparison.series)
+    several, metric = any(len(one.runs) > 1 for one in comparison.series), comparison.series[0].metric
     spread_note = (
-        " Lines are means over seeds, bands ± 1 standard deviation. Differences are in percentage points, paired by "
+        f" Lines are means over seeds, bands ± 1 standard deviation. Differences are in {metric.difference}, paired by "
         f"seed: mean and 95 % t interval with {LEAST_PAIRS} or more pairs, the difference of each pair with fewer."
     )
     return (

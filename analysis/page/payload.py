@@ -43,7 +43,9 @@ def payload(comparison: Comparison) -> dict[str, Any]:
     with_timeline = _with_timeline(series)
     found = {task.outcome for _, run in runs for task in run.tasks}
     outcomes = [*OUTCOMES, *sorted(found - set(OUTCOMES))]  # a later version may have more of them
+    metric = comparison.series[0].metric
     return {
+        "metric": {"name": metric.name, "title": metric.title.capitalize()},
         "groups": [
             {
                 "shown": group.shown,
@@ -75,7 +77,7 @@ def payload(comparison: Comparison) -> dict[str, Any]:
 
 def _range(group: SeriesGroup) -> tuple[float, float]:
     bands = [band(one.series, "rounds") for one in group.summaries]
-    return y_range([one for one in bands if one is not None], group.targets)
+    return y_range([one for one in bands if one is not None], group.targets, group.metric)
 
 
 def _with_timeline(series: Sequence[Series]) -> list[Run]:

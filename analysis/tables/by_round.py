@@ -48,7 +48,7 @@ def accuracy_tables(comparison: Comparison) -> list[Table]:
         found = {summary.series.label: accuracies(summary.series) for summary in group.summaries}
         numbers = sorted({number for rounds in found.values() for number in rounds})
         rows = tuple(
-            (label, *(mean_and_deviation(rounds.get(number, {})) for number in numbers))
+            (label, *(mean_and_deviation(rounds.get(number, {}), group.metric) for number in numbers))
             for label, rounds in found.items()
         )
         title = series_title(group) if len(comparison.groups) > 1 else ""
@@ -63,7 +63,7 @@ def accuracy_records(comparison: Comparison) -> list[dict[str, Any]]:
             "series": series.shown,
             "round": number,
             "seed": seed,
-            "accuracy": None if isnan(accuracy) else accuracy,
+            series.metric.name: None if isnan(accuracy) else accuracy,
         }
         for series in comparison.series
         for number, by_seed in sorted(accuracies(series).items())

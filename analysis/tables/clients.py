@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import isnan
 from statistics import median
 
 from msgspec import Struct
@@ -53,7 +54,9 @@ class ClientResources(Struct, frozen=True, kw_only=True):
     joules: float | None  # of its tasks: the profile's load watts while computing, its idle watts in transfers
     idle_joules: float | None  # the profile's idle watts over the rest of the run
     overrun: float | None  # the median over its tasks
-    accuracy: float | None  # in the series shown: of its own model, or of the global one of its variant
+    accuracy: (
+        float | None
+    )  # or the mean absolute error; in the series shown: of its own model, or of the global one of its variant
     reason: str
 
 
@@ -125,7 +128,7 @@ def _idle_s(tasks: list[TaskRow], run_s: float) -> float:
 def _accuracy(client: ClientRow, final: list[EvaluationRow]) -> float | None:
     for one in final:
         if one.client == client.client or (one.client is None and one.variant == client.variant):
-            return one.accuracy
+            return None if isnan(one.score) else one.score
     return None
 
 

@@ -15,6 +15,7 @@ from fleetbed.analysis.tables.runs import Run
 from fleetbed.analysis.tables.series import Series, base_series, by_shown, runs_of, series_of
 from fleetbed.analysis.tables.stragglers import waste
 from fleetbed.emulator.method.series import TargetSeries
+from fleetbed.emulator.records.metric import ACCURACY, Metric
 from fleetbed.profiles.errors import BadInput
 
 TITLES: dict[Axis, str] = {
@@ -89,6 +90,10 @@ class SeriesGroup:
     summaries: tuple[MethodSummary, ...]
     base: MethodSummary
     targets: tuple[float, ...]
+
+    @property
+    def metric(self) -> Metric:
+        return self.base.series.metric
 
 
 @dataclass(frozen=True)
@@ -205,6 +210,7 @@ def _record(summary: MethodSummary, group: SeriesGroup, comparison: Comparison, 
         "method": summary.series.label,
         "policy": summary.series.policy,
         "series": group.shown,
+        "metric": group.metric.name,
         "seeds": len(summary.series.runs),
         "diverged": sum(map(isnan, summary.final.values())),
         "final_mean": _mean(summary.final),
@@ -255,7 +261,7 @@ def _deviation(by_seed: Mapping[int, float]) -> float | None:
 def _notes(groups: Sequence[SeriesGroup]) -> list[str]:
     series = [summary.series for group in groups for summary in group.summaries]
     runs = runs_of(series)
-    notes = cautions(series)
+    notes, metric = cautions(series), series[0].metric
     if any(len(one.runs) > 1 for one in series):
         notes.append(
             "Figures are mean ± standard deviation over seeds; a speed-up is the ratio of the mean times, and ± the "
@@ -263,12 +269,12 @@ def _notes(groups: Sequence[SeriesGroup]) -> list[str]:
         )
     if any(summary.difference for group in groups for summary in group.summaries):
         notes.append(
-            "Differences of the final accuracy are in percentage points and paired by seed: the mean and its 95 % "
-            f"t interval with {LEAST_PAIRS} or more pairs, the difference of each pair with fewer."
+            f"Differences of the final {metric.title} are in {metric.difference} and paired by seed: the mean and its "
+            f"95 % t interval with {LEAST_PAIRS} or more pairs, the difference of each pair with fewer."
         )
     if any(task.joules is None for run in runs for task in run.tasks):
         notes.append("Energy covers only the devices whose profile states their power.")
-    if not any(group.targets for group in groups):
+    if not any(group.targets for group in groups) and metric is ACCURACY:
         notes.append(
             "There is no target: none was given, and the base reached no multiple of 5 % above an untrained model."
         )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fleetbed.analysis.tables.runs import Run
 from fleetbed.analysis.tables.series import Series
 from fleetbed.emulator.method.series import TargetSeries
+from fleetbed.emulator.records.metric import ACCURACY, Metric
 from fleetbed.emulator.records.tables import EvaluationRow
 
 Axis = Literal["time", "rounds", "bytes", "joules", "flops"]
@@ -25,14 +26,17 @@ Floats = NDArray[np.float64]
 class Curve:
     """Accuracy or loss as a step function of x, because a model does not change until the next evaluation.
 
-    A value is NaN, a gap in the curve, if all models had diverged.
+    Where labels are numbers it is the mean absolute error in place of the accuracy. A value is NaN, a gap in the curve,
+    if all models had diverged.
     """
 
     x: Floats
     y: Floats
+    metric: Metric = ACCURACY
 
     def first_reaching(self, target: float) -> float | None:
-        reached = np.flatnonzero(self.y >= target)
+        above = self.metric.higher_is_better
+        reached = np.flatnonzero(self.y >= target if above else self.y <= target)
         return float(self.x[reached[0]]) if len(reached) else None
 
 
@@ -59,7 +63,7 @@ def mean_accuracy(evaluations: Sequence[EvaluationRow]) -> float:
     """
     if all(evaluation.diverged for evaluation in evaluations):
         return float("nan")
-    values = [evaluation.accuracy for evaluation in evaluations]
+    values = [evaluation.score for evaluation in evaluations]
     return float(np.average(values, weights=[evaluation.samples for evaluation in evaluations]))
 
 
@@ -83,15 +87,15 @@ def curve(run: Run, axis: Axis, shown: TargetSeries, measure: Measure = "accurac
     y = np.array([average(group) for group in groups])
     times = np.array([group[0].device_s for group in groups])
     if axis == "time":
-        return Curve(times, y)
+        return Curve(times, y, run.metric)
     if axis == "rounds":
-        return Curve(np.array([float(group[0].round) for group in groups]), y)
+        return Curve(np.array([float(group[0].round) for group in groups]), y, run.metric)
     spent = _spending(run, axis)
     if spent is None:
         return None
     moments, amounts = spent
     total = np.concatenate([[0.0], np.cumsum(amounts)])
-    return Curve(total[np.searchsorted(moments, times, side="right")], y)
+    return Curve(total[np.searchsorted(moments, times, side="right")], y, run.metric)
 
 
 def _spending(run: Run, axis: Axis) -> tuple[Floats, Floats] | None:
@@ -143,15 +147,17 @@ def band(series: Series, axis: Axis, measure: Measure = "accuracy", points: int 
 
 
 def to_target(run: Run, axis: Axis, target: float, shown: TargetSeries) -> float | None:
-    """Return the cost until an evaluation was first at or above the target; None if it never was."""
+    """Return the cost until an evaluation was first as good as the target; None if it never was."""
     one = curve(run, axis, shown)
     return None if one is None else one.first_reaching(target)
 
 
 def best_accuracy(one: Curve) -> float:
-    """Return the highest accuracy; NaN if there is none."""
+    """Return the highest accuracy, or the lowest error; NaN if there is none."""
     known = one.y[~np.isnan(one.y)]
-    return float(known.max()) if len(known) else float("nan")
+    if not len(known):
+        return float("nan")
+    return float(known.max() if one.metric.higher_is_better else known.min())
 
 
 def targets_of(runs: Sequence[Run], base: Series, asked: Sequence[float]) -> tuple[float, ...]:
@@ -161,6 +167,8 @@ def targets_of(runs: Sequence[Run], base: Series, asked: Sequence[float]) -> tup
     named = {target for run in runs for target in run.config.experiment.evaluation.targets}
     if named:
         return tuple(sorted(named))
+    if base.metric is not ACCURACY:  # an error has no scale of its own to take a step from
+        return ()
     curves = {run: one for run in [*base.runs, *runs] if (one := curve(run, "rounds", base.shown)) is not None}
     best = [best_accuracy(curves[run]) for run in base.runs if run in curves]
     untrained = [one.y[0] for one in curves.values() if one.x[0] == 0]
@@ -170,10 +178,15 @@ def targets_of(runs: Sequence[Run], base: Series, asked: Sequence[float]) -> tup
     return (step,) if step > max(untrained, default=0.0) else ()
 
 
-def y_range(bands: Sequence[Band], targets: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of an accuracy axis for these curves: multiples of 5 % that leave room for bands and targets."""
+def y_range(bands: Sequence[Band], targets: Sequence[float], metric: Metric = ACCURACY) -> tuple[float, float]:
+    """Return the ends of the axis for these curves, with room for bands and targets.
+
+    For accuracies they are multiples of 5 %; an error begins at 0.
+    """
     low = [value for one in bands for value in one.mean - one.deviation if not np.isnan(value)]
     high = [value for one in bands for value in one.mean + one.deviation if not np.isnan(value)]
+    if metric is not ACCURACY:
+        return 0.0, 1.05 * float(max([*high, *targets], default=1.0)) or 1.0
     bottom = max(0.0, np.floor(min([*low, *targets], default=0.0) * 20) / 20)
     top = np.ceil(max([*high, *(target + 0.02 for target in targets)], default=0.0) * 20) / 20
     return float(bottom), float(max(bottom + 0.05, min(1.0, top)))

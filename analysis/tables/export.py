@@ -89,7 +89,13 @@ def trace_events(run: Run, shown: TargetSeries) -> Iterator[dict[str, Any]]:
         about = {"round": one.round, "stage": one.stage, "merged": one.merged}
         yield _span(0, f"merge {one.version}", start, one.server_s, about)
     for _, moment, accuracy in _points(run, shown):
-        counter = {"ph": "C", "pid": 1, "tid": 0, "name": f"accuracy, {shown}", "args": {"accuracy": accuracy}}
+        counter = {
+            "ph": "C",
+            "pid": 1,
+            "tid": 0,
+            "name": f"{run.metric.name}, {shown}",
+            "args": {run.metric.name: accuracy},
+        }
         yield {**counter, "ts": moment * 1e6}
 
 
@@ -135,7 +141,7 @@ def scalars(run: Run, shown: TargetSeries) -> Iterator[tuple[int, float, str, fl
     for number, moment, accuracy in _points(run, shown):
         yield number, moment, f"series/{shown}", accuracy
     for evaluation in run.evaluations:
-        for name, value in (("accuracy", evaluation.accuracy), ("loss", evaluation.loss)):
+        for name, value in ((run.metric.name, evaluation.score), ("f1", evaluation.f1), ("loss", evaluation.loss)):
             if value is not None and isfinite(value):
                 yield evaluation.version, evaluation.device_s, f"{name}/{evaluation.target}", value
     clients = {task.task: task.client for task in run.tasks}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import sqrt
 from statistics import mean, stdev
@@ -44,7 +44,12 @@ def points(value: float) -> str:
     return f"{100 * value:+.1f}".replace("-", "−")
 
 
-def difference_text(interval: Interval) -> str:
+def signed(value: float) -> str:
+    """Format a difference of errors in the unit of the labels."""
+    return f"{value:+.3g}".replace("-", "−")
+
+
+def difference_text(interval: Interval, points: Callable[[float], str] = points) -> str:
     """Format an interval, always with the number of pairs."""
     pairs = f"({interval.pairs} pair{'' if interval.pairs == 1 else 's'})"
     if interval.low is None or interval.high is None:

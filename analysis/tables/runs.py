@@ -19,6 +19,7 @@ from urllib.parse import quote
 import msgspec
 
 from fleetbed.analysis.tables.about import About
+from fleetbed.emulator.records.metric import ACCURACY, METRICS, Metric
 from fleetbed.emulator.records.reading import read_rows, unknown_version
 from fleetbed.emulator.records.tables import (
     CapRow,
@@ -71,6 +72,11 @@ class Run:
     @cached_property
     def about(self) -> About:
         return msgspec.convert(self.meta, About)
+
+    @property
+    def metric(self) -> Metric:
+        """What its models are judged by."""
+        return METRICS[self.evaluations[0].metric] if self.evaluations else ACCURACY
 
     @property
     def finished(self) -> bool:

@@ -14,6 +14,7 @@ import msgspec
 
 from fleetbed.analysis.tables.runs import Run
 from fleetbed.emulator.method.series import TARGET_SERIES, TargetSeries, default_series
+from fleetbed.emulator.records.metric import Metric
 from fleetbed.profiles.errors import BadInput, nearest
 from fleetbed.profiles.experiment import RunConfig
 from fleetbed.profiles.yaml_text import plain
@@ -28,6 +29,11 @@ class Series:
     policy: str
     runs: tuple[Run, ...]
     shown: TargetSeries = "global"  # the evaluations that make up its accuracy
+
+    @property
+    def metric(self) -> Metric:
+        """What its models are judged by: all runs of a series have the same data."""
+        return self.runs[0].metric
 
     @property
     def seeds(self) -> tuple[int, ...]:

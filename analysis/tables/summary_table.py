@@ -9,10 +9,11 @@ from statistics import mean, stdev
 
 from fleetbed.analysis.tables.compare import TITLES, Comparison, MethodSummary, SeriesGroup, ToTarget
 from fleetbed.analysis.tables.curves import Axis
-from fleetbed.analysis.tables.intervals import difference_text
+from fleetbed.analysis.tables.intervals import difference_text, points, signed
 from fleetbed.analysis.tables.units import MISSING, data_bytes, digits, percent, scale, target_text
 from fleetbed.analysis.tables.writing import Table
 from fleetbed.emulator.method.series import TITLES as SERIES_TITLES
+from fleetbed.emulator.records.metric import ACCURACY, Metric
 from fleetbed.profiles.errors import BadInput, nearest
 
 Cell = Callable[[MethodSummary], str]
@@ -53,18 +54,25 @@ def series_title(group: SeriesGroup) -> str:
 # the text of a cell
 
 
-def mean_and_deviation(by_seed: Mapping[int, float]) -> str:
+def mean_and_deviation(by_seed: Mapping[int, float], metric: Metric = ACCURACY) -> str:
     """Format mean and standard deviation over seeds; seeds that diverged are excluded, but their number is shown."""
     values = [value for value in by_seed.values() if not isnan(value)]
     lost = len(by_seed) - len(values)
     if not values:
         return "diverged" if lost else MISSING
-    text = percent(values[0]) if len(values) == 1 else f"{100 * mean(values):.1f} ± {100 * stdev(values):.1f} %"
+    if metric is not ACCURACY:
+        text = spread_text(values, "rounds")
+    elif len(values) == 1:
+        text = percent(values[0])
+    else:
+        text = f"{100 * mean(values):.1f} ± {100 * stdev(values):.1f} %"
     return f"{text} ({lost} of {len(by_seed)} seeds diverged)" if lost else text
 
 
 def paired_text(summary: MethodSummary) -> str:
-    return MISSING if summary.difference is None else difference_text(summary.difference)
+    if summary.difference is None:
+        return MISSING
+    return difference_text(summary.difference, points if summary.series.metric is ACCURACY else signed)
 
 
 def spread_text(values: Sequence[float], axis: str) -> str:
@@ -118,7 +126,14 @@ def _per_target(title: str, text: Callable[[MethodSummary, SeriesGroup, float], 
     def cell(group: SeriesGroup, target: float) -> Cell:
         return lambda one: text(one, group, target)
 
-    return lambda group: [(f"{title} to {target_text(target)}", cell(group, target)) for target in group.targets]
+    return lambda group: [
+        (f"{title} to {target_text(target, group.metric)}", cell(group, target)) for target in group.targets
+    ]
+
+
+def _score(title: str, of: Callable[[MethodSummary], Mapping[int, float]]) -> Columns:
+    """Return a column of the accuracy, or of the error."""
+    return lambda group: [(f"{title} {group.metric.title}", lambda one: mean_and_deviation(of(one), group.metric))]
 
 
 def _cost(axis: Axis) -> Columns:
@@ -131,8 +146,8 @@ def _speed_up(axis: Axis, title: str) -> Columns:
 
 COLUMNS: dict[str, Columns] = {
     "seeds": _one("Seeds", lambda one: str(len(one.series.runs))),
-    "final": _one("Final accuracy", lambda one: mean_and_deviation(one.final)),
-    "best": _one("Best accuracy", lambda one: mean_and_deviation(one.best)),
+    "final": _score("Final", lambda one: one.final),
+    "best": _score("Best", lambda one: one.best),
     "difference": lambda group: [(f"Difference to {group.base.series.label}", paired_text)],
     "time": _cost("time"),
     "rounds": _cost("rounds"),

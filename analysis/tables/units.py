@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fleetbed.emulator.records.metric import ACCURACY, Metric
+
 MISSING = "–"
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BINARY = ((2.0**50, "PiB"), (2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"))
@@ -53,8 +55,13 @@ def percent(value: float | None) -> str:
     return MISSING if value is None else f"{100 * value:.1f} %"
 
 
-def target_text(target: float) -> str:
-    return f"{100 * target:g} %"
+def score_text(value: float | None, metric: Metric) -> str:
+    """Format an accuracy as a percentage, an error in the unit of the labels."""
+    return percent(value) if metric is ACCURACY else MISSING if value is None else digits(value)
+
+
+def target_text(target: float, metric: Metric = ACCURACY) -> str:
+    return f"{100 * target:g} %" if metric is ACCURACY else f"{metric.title} {digits(target)}"
 
 
 def of_field(name: str, value: object) -> str:

@@ -41,7 +41,7 @@ from fleetbed.emulator.method.algorithm import Arrival, Assignment, Client, Job
 from fleetbed.emulator.method.bundle import Bundle, prefixed
 from fleetbed.emulator.method.description import Description
 from fleetbed.emulator.method.local_training import proximal
-from fleetbed.models.base import Net, Tensors, scatter_add
+from fleetbed.models.base import Net, Tensors, label_loss, scatter_add
 from fleetbed.models.work import Work
 from fleetbed.profiles.types import Positive
 
@@ -78,7 +78,7 @@ class Method(Exits):
     # the client's half
 
     def loss(self, round_: int, exits: Sequence[Tensor], y: Tensor) -> Tensor:
-        losses = [F.cross_entropy(logits, y) for logits in exits]
+        losses = [label_loss(logits, y) for logits in exits]
         if self.params.mutual and len(exits) > 1:
             weight = consistency(round_ - 1, self.params.ramp) / (len(exits) - 1)
             logs = [F.log_softmax(logits, 1) for logits in exits]

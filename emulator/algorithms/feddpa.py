@@ -31,7 +31,6 @@ import torch
 from msgspec import Meta
 from msgspec.structs import replace as replace_fields
 from torch import Tensor
-from torch.nn import functional as F
 
 from fleetbed.emulator.bases.averaging import Means, Weighting, trained_shapes, weights_of
 from fleetbed.emulator.bases.masks import (
@@ -48,7 +47,7 @@ from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.description import Description
 from fleetbed.emulator.method.local_training import cross_entropy_step, keep_model, own_tensors, train
 from fleetbed.emulator.randomness import torch_rng
-from fleetbed.models.base import Net, Tensors
+from fleetbed.models.base import Net, Tensors, label_loss
 from fleetbed.models.work import Pass, Phase, Work
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.types import NonNegative, Positive
@@ -95,6 +94,7 @@ class Method(OwnEntries):
     def work(self, state: Bundle, assignment: Assignment) -> Work:
         plain = super().work(state, assignment)
         samples = self.fisher_samples(assignment.client.samples)
+        masked = sum(shape.numel() for shape in self.may_be_own(assignment.client.variant).values())
         assert plain.bytes_up is not None
         own = Phase(steps=plain.steps, batch=plain.batch, parameter_passes=2)
         # in each tensor whose F differs the largest scaled F is 1 and the least 0
@@ -104,8 +104,9 @@ class Method(OwnEntries):
             earlier=(own,) if has_own and has_common else (),
             parameter_passes=2 if has_own or self.params.lambda2 else 0,
             once=(Pass("train", "all", 1, samples),),
-            held_models=3,  # what was received, what was kept, and F or the mask
-            held_values=samples * prod(self.context.spec.shape),
+            held_models=3,  # what was received, what was kept, and what the model began with
+            # the samples of F, and a byte for each entry of the mask and of its inverse
+            held_values=samples * prod(self.context.spec.shape) + masked // 2,
             bytes_up=plain.bytes_up + self.mask_bytes(assignment.client.variant),
         )
 
@@ -166,7 +167,7 @@ def fisher(model: Net, x: Tensor, y: Tensor) -> Tensors:
     model.eval()
     for i in range(len(x)):
         model.zero_grad()
-        F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]).backward()
+        label_loss(model(x[i : i + 1]), y[i : i + 1]).backward()
         for name, p in model.named_parameters():
             if p.grad is not None:
                 sums[name].addcmul_(p.grad, p.grad)

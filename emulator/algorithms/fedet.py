@@ -85,6 +85,7 @@ class Method(Averaging):
         return replace(
             super().needs,
             cuts=True,
+            classes=True,
             policies=ENSEMBLE_POLICIES,
             policies_why=ENSEMBLE_WHY,
             public_samples=self.params.public,

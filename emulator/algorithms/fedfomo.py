@@ -31,7 +31,6 @@ from typing import Annotated, Literal
 import torch
 from msgspec import Meta, Struct
 from torch import Tensor
-from torch.nn import functional as F
 
 from fleetbed.emulator.bases.averaging import trained_shapes
 from fleetbed.emulator.method.algorithm import (
@@ -61,7 +60,7 @@ from fleetbed.emulator.method.local_training import (
 )
 from fleetbed.emulator.method.schedule import batch_of, held_out_of, steps_of
 from fleetbed.emulator.randomness import numpy_rng
-from fleetbed.models.base import Family, InputSpec, Tensors
+from fleetbed.models.base import Family, InputSpec, Tensors, label_loss
 from fleetbed.models.work import Pass, Work
 from fleetbed.profiles.types import NonNegative
 
@@ -227,7 +226,7 @@ def validation_loss(job: Job, tensors: Tensors) -> float | None:
     """The mean loss of a model on what the client set aside; None if that is nothing."""
     net, total, count = frozen(job, tensors), 0.0, 0
     for x, y in job.held_out(job.context.training.batch):
-        total += float(F.cross_entropy(net(x), y, reduction="sum"))
+        total += float(label_loss(net(x), y, reduction="sum"))
         count += len(y)
     return total / count if count else None
 

@@ -119,6 +119,7 @@ class Method(Averaging):
         return replace(
             super().needs,
             cuts=True,
+            classes=True,
             policies=ENSEMBLE_POLICIES,
             policies_why=ENSEMBLE_WHY,
             long_merges=self.generates,

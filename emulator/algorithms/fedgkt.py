@@ -110,6 +110,7 @@ class Method(Algorithm):
     def needs(self) -> Needs:
         return Needs(
             cuts=True,
+            classes=True,
             policies=ENSEMBLE_POLICIES,
             policies_why=ENSEMBLE_WHY,
             initial_on_client=True,

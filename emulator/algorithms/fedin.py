@@ -38,7 +38,7 @@ from fleetbed.emulator.method.local_training import Step, foreign_batch, proxima
 from fleetbed.emulator.method.optimizers import Stepper
 from fleetbed.emulator.method.schedule import batch_of
 from fleetbed.emulator.randomness import torch_rng
-from fleetbed.models.base import Net, Tensors
+from fleetbed.models.base import Net, Tensors, label_loss
 from fleetbed.models.work import Pass, Work
 from fleetbed.profiles.types import NonNegative
 
@@ -140,7 +140,7 @@ class Method(Proximal):
         def step(optimizer: Stepper, x: Tensor, y: Tensor) -> Tensor:
             optimizer.zero_grad()
             s_out = model.intermediate(noisy(model.extract(x), noise, rng))
-            loss = F.cross_entropy(model.classify(noisy(s_out, noise, rng)), y)
+            loss = label_loss(model.classify(noisy(s_out, noise, rng)), y)
             loss.backward()
             regularise()
             g_local = [p.grad for p in w_in if p.grad is not None]

@@ -22,7 +22,6 @@ import torch
 from msgspec import Meta
 from msgspec.structs import replace
 from torch import Tensor
-from torch.nn import functional as F
 
 from fleetbed.emulator.bases.averaging import Means, weights_of
 from fleetbed.emulator.bases.personal import PersonalHead
@@ -32,7 +31,7 @@ from fleetbed.emulator.method.description import Description
 from fleetbed.emulator.method.local_training import Step, cross_entropy_step, foreign_batch, own_tensors, train
 from fleetbed.emulator.method.optimizers import Stepper
 from fleetbed.emulator.method.schedule import steps_of
-from fleetbed.models.base import Net
+from fleetbed.models.base import Net, label_loss
 from fleetbed.models.work import Pass, Phase, Work
 from fleetbed.profiles.errors import BadInput
 
@@ -104,7 +103,7 @@ def head_step(model: Net) -> Step:
         optimizer.zero_grad()
         with torch.no_grad(), foreign_batch(model):
             features = model.features(x)
-        loss = F.cross_entropy(model.classify(features), y)
+        loss = label_loss(model.classify(features), y)
         loss.backward()
         optimizer.step()
         return loss.detach()

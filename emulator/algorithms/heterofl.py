@@ -34,7 +34,7 @@ from fleetbed.emulator.method.algorithm import Arrival, Assignment, Context, Exp
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.description import Description
 from fleetbed.emulator.method.local_training import Step, cross_entropy_step
-from fleetbed.models.base import Net, Tensors
+from fleetbed.models.base import Net, Tensors, label_loss
 from fleetbed.models.work import Work
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.types import Positive
@@ -68,7 +68,7 @@ class Method(Averaging):
 
     @property
     def needs(self) -> Needs:
-        return dataclasses.replace(super().needs, cuts=self.params.mask)  # it masks rows of the classifier
+        return dataclasses.replace(super().needs, cuts=self.params.mask, classes=self.params.mask)
 
     def check(self) -> None:
         super().check()
@@ -91,7 +91,8 @@ class Method(Averaging):
     # the client's half
 
     def local_step(self, job: Job, model: Net, start: Tensors) -> Step:
-        absent, largest = job.class_counts() == 0, self.params.clip
+        largest, is_masked = self.params.clip, self.params.mask
+        absent = job.class_counts() == 0 if is_masked else torch.zeros(0)
 
         def clip() -> None:
             if largest is not None:
@@ -100,8 +101,7 @@ class Method(Averaging):
         def masked_loss(z: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(z.masked_fill(absent.to(z.device), 0.0), y)
 
-        is_masked = self.params.mask and bool(absent.any())
-        return cross_entropy_step(model, clip, masked_loss if is_masked else F.cross_entropy)
+        return cross_entropy_step(model, clip, masked_loss if is_masked and bool(absent.any()) else label_loss)
 
     def extras(self, job: Job, model: Net, start: Tensors) -> Bundle:
         """The set of classes that the client has samples of."""

@@ -35,7 +35,7 @@ from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.description import Description
 from fleetbed.emulator.method.local_training import Step, foreign_batch, frozen, keep_model, own_tensors
 from fleetbed.emulator.method.optimizers import Stepper
-from fleetbed.models.base import Net, Tensors
+from fleetbed.models.base import Net, Tensors, label_loss
 from fleetbed.models.work import Pass, Work
 from fleetbed.profiles.types import NonNegative, Positive
 
@@ -98,7 +98,7 @@ class Method(Averaging):
             z_g, z_p = self.features(received, x), self.features(previous, x)
             optimizer.zero_grad()
             z = model.features(x)
-            loss = F.cross_entropy(model.classify(z), y)
+            loss = label_loss(model.classify(z), y)
             (loss + self.params.mu * contrast(z, z_g, z_p, self.params.temperature)).backward()
             optimizer.step()
             return loss.detach()

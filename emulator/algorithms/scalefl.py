@@ -31,6 +31,7 @@ from fleetbed.emulator.bases.averaging import Means
 from fleetbed.emulator.bases.exits import Exits
 from fleetbed.emulator.method.algorithm import Context, Needs
 from fleetbed.emulator.method.description import Description
+from fleetbed.models.base import label_loss
 from fleetbed.profiles.types import Fraction, NonNegative, Positive
 
 ABOUT = Description(
@@ -65,7 +66,7 @@ class Method(Exits):
         return replace(super().needs, total_rounds=self.params.gamma > 0)
 
     def loss(self, round_: int, exits: Sequence[Tensor], y: Tensor) -> Tensor:
-        losses = [F.cross_entropy(logits, y) for logits in exits]
+        losses = [label_loss(logits, y) for logits in exits]
         if self.params.gamma and round_ > self.params.start * self.context.rounds:
             losses[:-1] = [a + self.divergence(o, exits[-1]) for a, o in zip(losses[:-1], exits[:-1], strict=True)]
         share = 2 / (len(exits) * (len(exits) + 1))

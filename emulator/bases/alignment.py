@@ -11,7 +11,6 @@ import torch
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 from torch import Tensor
-from torch.nn import functional as F
 
 from fleetbed.emulator.bases.features import cut_shapes
 from fleetbed.emulator.method.algorithm import Client, Context, Job, Spec, like
@@ -20,7 +19,7 @@ from fleetbed.emulator.method.local_training import Step, batch_norms, foreign_b
 from fleetbed.emulator.method.optimizers import Stepper
 from fleetbed.emulator.method.schedule import batch_of, steps_of
 from fleetbed.emulator.randomness import derive
-from fleetbed.models.base import Family, InputSpec, Net, Tensors, input_dtype
+from fleetbed.models.base import Family, InputSpec, Net, Tensors, input_dtype, label_loss
 from fleetbed.models.work import Pass, ServerWork, Work
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.types import Count, NonNegative, Positive
@@ -150,7 +149,7 @@ def step(job: Job, model: Net, eta: float, rad: Tensor, reference: Tensor, param
     def one_step(optimizer: Stepper, x: Tensor, y: Tensor) -> Tensor:
         nonlocal done
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
+        loss = label_loss(model(x), y)
         loss.backward()
         if params.rad_every == "step" or done % epoch == 0:
             rows = torch.randperm(len(rad), generator=rng)[: params.rad_batch] if params.rad_batch else slice(None)

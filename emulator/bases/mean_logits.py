@@ -51,7 +51,7 @@ class MeanLogits(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(initial_on_client=True)
+        return Needs(classes=True, initial_on_client=True)
 
     def setup(self) -> Bundle:
         return stored(self.nothing())

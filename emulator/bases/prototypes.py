@@ -64,7 +64,7 @@ class Prototypes(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(cuts=True, initial_on_client=True, reported="personal-own")
+        return Needs(cuts=True, classes=True, initial_on_client=True, reported="personal-own")
 
     def check(self) -> None:
         check_widths(self.context, self.name)

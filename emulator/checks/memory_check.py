@@ -40,6 +40,7 @@ IMAGE = InputSpec((3, 32, 32), 10)
 METHOD_FAMILIES = ("resnet-stage", "resnet-width")  # a method is checked on the first that it can use
 IMAGES = {"vit-layer": InputSpec((3, 64, 64), 10)}  # its patches are 16x16
 TEXT = InputSpec((Data().tokens,), 2, Data().vocabulary)
+WINDOW = InputSpec((3, 128), 5)
 #: the methods that families are made for, where it is not plain training
 METHODS = {"resnet-exit": "scalefl", "resnet-depth": "depthfl", "resnet-segment": "fedepth"}
 HEADER = ("family", "variant", "method", "input", "optimiser", "batch", "predicted MiB", "measured MiB", "error")
@@ -122,7 +123,8 @@ def standard_cases(families: Sequence[str], batches: Sequence[int], *, every: bo
     """
     for name in families:
         chosen = family(name)
-        spec = TEXT if chosen.reads == "text" else IMAGES.get(name, IMAGE)
+        usual = {"text": TEXT, "values": WINDOW, "images": IMAGES.get(name, IMAGE)}
+        spec = usual[chosen.reads]
         variants = chosen.variants
         if not every:
             variants = tuple(dict.fromkeys((variants[0], variants[len(variants) // 2], variants[-1])))

@@ -74,6 +74,7 @@ def _dataset(spec: InputSpec, samples: int) -> Dataset:
     meta = Meta(
         source="made up",
         key="",
+        kind="values" if spec.kind == "values" else "images",
         classes=spec.classes,
         shape=spec.shape,
         vocabulary=spec.vocabulary,

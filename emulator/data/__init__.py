@@ -2,7 +2,7 @@
 
 folder = prepare_dataset(experiment.data)  # plain .npy files in the user's cache, written once
 dataset = open_dataset(folder)             # memory-mapped
-split = partition(dataset.y_train, dataset.y_test, dataset.spec.classes, experiment.data, clients, seed)
+split = divide(dataset, experiment.data, clients, seed)
 x, y = dataset.batch("train", split.train[0][:16], rng)
 """
 
@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fleetbed.emulator.data.dataset import Dataset, open_dataset
-    from fleetbed.emulator.data.partitions import partition
+    from fleetbed.emulator.data.partitions import divide, partition
     from fleetbed.emulator.data.split import Split
     from fleetbed.emulator.data.store import prepare_dataset
 
-__all__ = ["Dataset", "Split", "open_dataset", "partition", "prepare_dataset"]
+__all__ = ["Dataset", "Split", "divide", "open_dataset", "partition", "prepare_dataset"]
 
 _HOME = {
     "Dataset": "dataset",
     "Split": "split",
+    "divide": "partitions",
     "open_dataset": "dataset",
     "partition": "partitions",
     "prepare_dataset": "store",

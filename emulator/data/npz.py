@@ -1,4 +1,4 @@
-"""Reads a user's own data: one .npz file with x_train, y_train, x_test, y_test, or text_* in place of x_*.
+"""Reads a user's own data: one .npz file with x_train, y_train, x_test, y_test; docs/data.md describes the format.
 
 Nothing is ever unpickled. Nothing is unpacked before the archive's directory and each array's header agree on its size,
 so that a small file that would unpack to gigabytes of zeros is refused unread.
@@ -18,12 +18,12 @@ from typing import IO, Any
 
 import numpy as np
 
-from fleetbed.emulator.data.raw import SPLITS, Array, Raw, checked, in_one_line
+from fleetbed.emulator.data.raw import PREFIXES, SPLITS, Array, Raw, SplitName, checked, in_one_line
 from fleetbed.emulator.machine import host
 from fleetbed.profiles.errors import BadInput, HostCannot
 from fleetbed.profiles.files import open_regular, show_path
 
-WANTED = frozenset(f"{prefix}_{split}" for prefix in ("x", "text", "y") for split in SPLITS)
+ENDINGS = tuple(f"_{split}" for split in SPLITS)
 #: images and texts compress a few times; constant arrays a thousand times, so small ones are always allowed
 MOST_PACKED, ALWAYS_BYTES = 100, 64 << 20
 #: the peak memory of reading and converting, in sizes of the unpacked file
@@ -50,22 +50,38 @@ _UNREADABLE = (
 def read_npz(path: Path) -> Raw:
     """Read the data set; raise BadInput if the file is damaged or its arrays do not make a data set."""
     arrays = _arrays(path)
-    prefix = "text" if "text_train" in arrays else "x"
+    kinds = [kind for kind, prefix in PREFIXES.items() if f"{prefix}_train" in arrays]
+    kind = kinds[0] if kinds else "images"
+    if len(kinds) > 1:
+        both = " and ".join(f"{PREFIXES[each]}_train" for each in kinds[:2])
+        raise BadInput(f"{path}: it has both {both}; save the samples in one form.")
+    prefix = PREFIXES[kind]
     for split in SPLITS:
         for name in (f"{prefix}_{split}", f"y_{split}"):
             if name not in arrays:
                 found = ", ".join(sorted(arrays)) or "nothing"
                 raise BadInput(
-                    f"{path}: there is no array {name}, only {found}; it needs x_train, y_train, x_test "
-                    f"and y_test, or text_train and text_test in place of x_*."
+                    f"{path}: there is no array {name}, only {found}; it needs y_train, y_test, and x_* (images), "
+                    f"values_* (other numbers), tokens_* or text_* for both splits."
                 )
         is_text = arrays[f"{prefix}_{split}"].dtype.kind == "U"
-        if is_text != (prefix == "text"):
-            kind = arrays[f"{prefix}_{split}"].dtype
-            raise BadInput(f"{path}: {prefix}_{split} has type {kind}; x_* are images, text_* are unicode texts.")
+        if is_text != (kind == "texts"):
+            type_ = arrays[f"{prefix}_{split}"].dtype
+            raise BadInput(f"{path}: {prefix}_{split} has type {type_}; x_* are images, text_* are unicode texts.")
     x = {split: arrays[f"{prefix}_{split}"] for split in SPLITS}
     y = {split: arrays[f"y_{split}"] for split in SPLITS}
-    return checked(x, y, str(path), prefix)
+    return checked(x, y, str(path), kind, _columns(arrays))
+
+
+def _columns(arrays: dict[str, Array]) -> dict[str, dict[SplitName, Array]]:
+    """All other arrays whose names end in _train, each with the one for the test split if there is any."""
+    samples = {*PREFIXES.values(), "y"}
+    names = [name.removesuffix("_train") for name in arrays if name.endswith("_train")]
+    return {
+        name: {split: arrays[f"{name}_{split}"] for split in SPLITS if f"{name}_{split}" in arrays}
+        for name in names
+        if name not in samples and arrays[f"{name}_train"].dtype.kind in "iuU"
+    }
 
 
 def check_npz(path: Path) -> None:
@@ -102,11 +118,11 @@ def _archive(path: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.Zi
 
 
 def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
-    """Return the directory entries of the wanted arrays; refuse entries that are not plausible."""
+    """Return the directory entries of the arrays of both splits; refuse entries that are not plausible."""
     found: dict[str, zipfile.ZipInfo] = {}
     for info in archive.infolist():
         name = info.filename.removesuffix(".npy")
-        if name not in WANTED:
+        if not name.endswith(ENDINGS):
             continue
         if name in found:
             raise BadInput(f"{show_path(path)}: it contains the array {name} twice; save each array once.")

@@ -2,18 +2,21 @@
 
 The server's public samples are chosen first, so that no client has them; the clients' training parts are disjoint. A
 client's test part has the label distribution of its training part. For `shards` it consists of test shards of the same
-labels. For the other kinds it is drawn from the whole test set in the proportions of the client's training labels and
-in proportion to its size; so the test parts of two clients may share samples, and those of a large fleet are not empty.
+labels, for `column` of the test samples of the same users, if these are known. For the other kinds it is drawn from the
+whole test set in the proportions of the client's training labels and in proportion to its size; so the test parts of
+two clients may share samples, and those of a large fleet are not empty.
 Every draw is keyed by the seed and its purpose: one seed gives one split on any host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from fleetbed.emulator.data.balance import balanced_counts
+from fleetbed.emulator.data.dataset import Dataset
+from fleetbed.emulator.data.raw import SplitName
 from fleetbed.emulator.data.split import Indices, Split, read_split_file
 from fleetbed.emulator.randomness import numpy_rng
 from fleetbed.profiles.errors import BadInput
@@ -24,7 +27,36 @@ _MOST_CELLS = 30_000_000  # clients times classes, in all draws together
 _EVEN = 1e6  # a larger alpha changes nothing: shares are equal to a thousandth, and numpy's draw may overflow
 
 
-def partition(labels_train: Indices, labels_test: Indices, classes: int, data: Data, clients: int, seed: int) -> Split:
+def divide(dataset: Dataset, data: Data, clients: int, seed: int) -> Split:
+    """Divide a data set according to `data.partition`; raise BadInput where it has not what that goes by."""
+    kind, name = data.partition.kind, data.partition.column
+    if dataset.spec.targets and kind in ("dirichlet", "shards"):
+        raise BadInput(
+            f"data.partition.kind is {kind}, which goes by classes, but the labels of {data.name} are numbers: use "
+            "iid, contiguous, column or file."
+        )
+    column = None
+    if kind == "column":
+        if name not in dataset.columns:
+            known = ", ".join(sorted(dataset.columns)) or "none"
+            raise BadInput(
+                f"data.partition.column is {name}, but {data.name} has no such column (it has {known}); an .npz file "
+                f"has it as {name}_train and, where the test samples are divided too, {name}_test."
+            )
+        column = dataset.columns[name]
+    classes = max(1, dataset.spec.classes)
+    return partition(dataset.strata("train"), dataset.strata("test"), classes, data, clients, seed, column)
+
+
+def partition(
+    labels_train: Indices,
+    labels_test: Indices,
+    classes: int,
+    data: Data,
+    clients: int,
+    seed: int,
+    column: Mapping[SplitName, Indices] | None = None,
+) -> Split:
     """Divide the data according to `data.partition`, or raise BadInput with a change that would make it possible."""
     settings = data.partition
     test: Sequence[Indices] | None = None
@@ -39,6 +71,13 @@ def partition(labels_train: Indices, labels_test: Indices, classes: int, data: D
             train = np.array_split(rng.permutation(pool), clients)
         elif settings.kind == "contiguous":
             train = np.array_split(pool, clients)
+        elif settings.kind == "column":
+            assert column is not None  # `divide` has looked it up
+            most = max(int(part.max()) for part in column.values())
+            owners = _owners(column["train"], most, clients, settings, rng)
+            train = [pool[owners[column["train"][pool]] == k] for k in range(clients)]
+            if "test" in column:
+                test = [np.flatnonzero(owners[column["test"]] == k) for k in range(clients)]
         elif settings.kind == "dirichlet":
             train = _dirichlet(_by_class(pool, labels_train, classes), settings, clients, rng)
         else:
@@ -61,6 +100,20 @@ def partition(labels_train: Indices, labels_test: Indices, classes: int, data: D
         ]
     _check_parts(train, test, settings)
     return Split(tuple(np.sort(part) for part in train), tuple(np.sort(part) for part in test), np.sort(public))
+
+
+def _owners(values: Indices, most: int, clients: int, settings: Partition, rng: np.random.Generator) -> Indices:
+    """Draw the client of each value of a column: every client gets whole values, as equally many as possible."""
+    present = np.unique(values)
+    if len(present) < clients:
+        raise BadInput(
+            f"data.partition.column: {settings.column} has {len(present)} different values in the training set, but "
+            f"the fleet has {clients} clients, and each needs one at least; use fewer clients."
+        )
+    owners = np.full(most + 1, -1)  # of values that only test samples have, nobody is the owner
+    for client, part in enumerate(np.array_split(rng.permutation(present), clients)):
+        owners[part] = client
+    return owners
 
 
 def _by_class(indices: Indices, labels: Indices, classes: int) -> list[Indices]:
@@ -201,5 +254,5 @@ def _check_parts(train: Sequence[Indices], test: Sequence[Indices], settings: Pa
         if len(part) == 0:
             raise BadInput(
                 f"data.partition: client {k} would have no test sample, because the test set has too few of its "
-                f"labels; use fewer clients, or more test data."
+                f"labels or users; use fewer clients, or more test data."
             )

@@ -1,4 +1,4 @@
-"""Finds the arrays of a data set by its name: the shipped one, those that are downloaded, or a user's .npz."""
+"""Finds the arrays of a data set by its name: a shipped one, those that are downloaded, or a user's .npz or file."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from typing import BinaryIO
 
 from fleetbed.emulator.data import archives, torchvision_sets
 from fleetbed.emulator.data.npz import check_npz, read_npz
+from fleetbed.emulator.data.own import GROUP, read_plug_in
 from fleetbed.emulator.data.raw import Raw
+from fleetbed.models.plug_ins import find_plug_in, outside
 from fleetbed.profiles.errors import BadInput, nearest
 from fleetbed.profiles.experiment import Data
 from fleetbed.profiles.files import open_regular, reason, show_path, user_path
 from fleetbed.profiles.folders import data_folder
 
-SHIPPED = "fashion-mini"
-SHIPPED_TITLE = "a part of Fashion-MNIST, 10 classes of clothes of equal size"
-SHIPPED_FILE = Path(__file__).with_name("fashion-mini.npz")
+#: the data sets in this folder, with their titles
+SHIPPED = {
+    "fashion-mini": "a part of Fashion-MNIST, 10 classes of clothes of equal size",
+    "sensors": "synthetic vibrations of machines: 3 axes, 5 states, 20 machines",
+}
 #: the sets that are not shipped, by name
 DOWNLOADED: dict[str, torchvision_sets.Known | archives.Archive] = {**torchvision_sets.KNOWN, **archives.KNOWN}
 _PIECE_BYTES = 1 << 20
@@ -38,15 +42,20 @@ class Source:
 
 def find_source(data: Data) -> Source:
     """Return the source that `data.name` refers to; download one that is not here if `data.download` is true."""
+    if data.name in SHIPPED:
+        file = Path(__file__).with_name(f"{data.name}.npz")
+        return Source(data.name, digest(file), lambda: read_npz(file))
+    if data.name in DOWNLOADED:
+        return _downloaded(data)
+    if (found := find_plug_in(GROUP, data.name, "data.name")) is not None:
+        raw, content = read_plug_in(found)
+        return Source(data.name, content, lambda: raw)
     if data.name.endswith(".npz") or "/" in data.name:
         path = user_path(data.name, "data.name")
         check_npz(path)  # first, so that a file that is something else is not hashed, however large it is
         return Source(str(path), digest(path, "an .npz file"), lambda: read_npz(path))
-    if data.name == SHIPPED:
-        return Source(SHIPPED, digest(SHIPPED_FILE), lambda: read_npz(SHIPPED_FILE))
-    if data.name in DOWNLOADED:
-        return _downloaded(data)
-    raise nearest(data.name, (SHIPPED, *DOWNLOADED), "data set", "data.name (a known set or the path of an .npz file)")
+    known = (*SHIPPED, *DOWNLOADED, *outside(GROUP))
+    raise nearest(data.name, known, "data set", "data.name (a known set or the path of an .npz or .py file)")
 
 
 def root_of(data: Data) -> Path:

@@ -17,22 +17,28 @@ import numpy as np
 
 from fleetbed.emulator.data import images, text
 from fleetbed.emulator.data.balance import balanced_counts
-from fleetbed.emulator.data.raw import SPLITS, Array, Raw, SplitName
+from fleetbed.emulator.data.raw import SPLITS, Array, Kind, Raw, SplitName
 from fleetbed.emulator.data.sources import find_source
 from fleetbed.emulator.machine import host
 from fleetbed.profiles.errors import BadInput, HostCannot
 from fleetbed.profiles.experiment import Data, Partition
 from fleetbed.profiles.folders import cache_folder
 
-FORMAT = 1  # part of the hash: increase it when the meaning of the files changes
+FORMAT = 2  # part of the hash: increase it when the meaning of the files changes
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of meta.json. `shape` is that of one sample, `vocabulary` is the number of token numbers."""
+    """The content of meta.json. `shape` is that of one sample, `vocabulary` is the number of token numbers.
+
+    `mean` and `std` are those of each channel of an image, or of each row of a sample's first dimension.
+    """
 
     source: str
     key: str
+    kind: Kind = "images"
     classes: int
+    targets: int = 0
+    columns: tuple[str, ...] = ()
     shape: tuple[int, ...]
     vocabulary: int
     mean: list[float]
@@ -63,6 +69,11 @@ def prepare_dataset(data: Data) -> Path:
                 f"free some space there, or set XDG_CACHE_HOME to a folder with enough."
             ) from error
     return folder
+
+
+def column_file(number: int, split: SplitName) -> str:
+    """The name of the file of the column with this number, without its suffix; users choose the names of columns."""
+    return f"column{number}_{split}"
 
 
 def read_meta(folder: Path) -> Meta | None:
@@ -107,24 +118,38 @@ def _write(folder: Path, data: Data, raw: Raw, title: str, key: str) -> None:
     vocabulary = 0
     mean: list[float] = []
     std: list[float] = []
-    if raw.is_text:
-        _refuse_image_settings(data)
+    if raw.kind != "images":
+        _refuse_image_settings(data, raw.kind)
+    if raw.kind == "texts":
         known = text.vocabulary(x["train"].tolist(), data.vocabulary)
         vocabulary = text.FIRST_WORD + len(known)
         x = {split: text.encode(x[split].tolist(), known, data.tokens) for split in SPLITS}
+    elif raw.kind == "tokens":
+        vocabulary = 1 + max(int(part.max()) for part in raw.x.values())
+    elif raw.kind == "values":
+        rows = np.moveaxis(x["train"], 1, 0).reshape(x["train"].shape[1], -1).astype(np.float64)
+        mean, std = rows.mean(axis=1).tolist(), rows.std(axis=1).tolist()
     else:
         _check_memory(x, data)
         x = {split: images.convert_images(x[split], data.image_size, data.channels) for split in SPLITS}
         mean, std = images.statistics(x["train"])
     files: dict[str, int] = {}
     for split in SPLITS:
-        for name, array in ((f"x_{split}.npy", x[split]), (f"y_{split}.npy", raw.y[split][chosen[split]])):
+        arrays = {f"x_{split}": x[split], f"y_{split}": raw.y[split][chosen[split]]}
+        for number, parts in enumerate(raw.columns.values()):
+            if split in parts:
+                arrays[column_file(number, split)] = parts[split][chosen[split]]
+        for stem, array in arrays.items():
+            name = f"{stem}.npy"
             np.save(folder / name, array, allow_pickle=False)
             files[name] = (folder / name).stat().st_size
     meta = Meta(
         source=title,
         key=key,
+        kind=raw.kind,
         classes=raw.classes,
+        targets=raw.targets,
+        columns=tuple(raw.columns),
         shape=x["train"].shape[1:],
         vocabulary=vocabulary,
         mean=mean,
@@ -141,6 +166,8 @@ def _first(raw: Raw, split: SplitName, limit: int | None) -> Array | slice:
     labels = raw.y[split]
     if limit is None:
         return slice(None)
+    if raw.targets and limit <= len(labels):
+        return slice(limit)
     least = raw.classes if split == "train" else 1
     if not least <= limit <= len(labels):
         raise BadInput(
@@ -164,9 +191,9 @@ def _check_memory(x: dict[SplitName, Array], data: Data) -> None:
         )
 
 
-def _refuse_image_settings(data: Data) -> None:
+def _refuse_image_settings(data: Data, kind: Kind) -> None:
     for name in ("image_size", "channels", "augment"):
         if getattr(data, name):
             raise BadInput(
-                f"data.{name} is {getattr(data, name)!r}, but {data.name} contains texts; it is for images only."
+                f"data.{name} is {getattr(data, name)!r}, but {data.name} contains {kind}; it is for images only."
             )

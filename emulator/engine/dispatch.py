@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from fleetbed.emulator.engine.layout import Layout
+from fleetbed.emulator.engine.layout import Surroundings
 from fleetbed.emulator.engine.participant import Participant
 from fleetbed.emulator.engine.prepared import Prepared
 from fleetbed.emulator.engine.progress import Progress
@@ -23,7 +23,7 @@ HANG_S = 120.0
 
 
 class Dispatcher:
-    def __init__(self, layout: Layout, prepared: Prepared, executor: Executor, progress: Progress) -> None:
+    def __init__(self, layout: Surroundings, prepared: Prepared, executor: Executor, progress: Progress) -> None:
         self._layout = layout
         self._policy = layout.config.policy
         self._participants = prepared.participants
@@ -47,6 +47,7 @@ class Dispatcher:
         task.plan_s, task.paces, task.flops, task.most_steps = plan.total_s, plan.paces, plan.flops, most_steps
         task.declared_steps, task.declared_samples = work.all_steps, work.all_samples
         task.load, task.expected_s, task.time_scale = on_host.load, on_host.expected_s, on_host.time_scale
+        task.hang_s = on_host.hang_s
         task.bytes_down = size_bytes
         if client in p.free_since:
             task.waited_s = task.dispatched_s - p.free_since[client]
@@ -82,7 +83,7 @@ class Dispatcher:
                 load=task.load,
                 start_s=task.dispatched_s,
                 expected_s=task.expected_s,
-                limit_s=HANG_S + 20.0 * task.expected_s,
+                limit_s=HANG_S + 20.0 * task.expected_s if task.hang_s is None else task.hang_s,
             )
         )
 

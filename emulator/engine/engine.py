@@ -15,7 +15,7 @@ from pathlib import Path
 from fleetbed.emulator.engine.dispatch import Dispatcher
 from fleetbed.emulator.engine.divergence import Divergence
 from fleetbed.emulator.engine.evaluation import Evaluations
-from fleetbed.emulator.engine.layout import Layout
+from fleetbed.emulator.engine.layout import Surroundings
 from fleetbed.emulator.engine.prepared import Prepared
 from fleetbed.emulator.engine.progress import Progress
 from fleetbed.emulator.engine.roster import Roster
@@ -37,7 +37,7 @@ class Engine:
     def __init__(
         self,
         *,
-        layout: Layout,
+        layout: Surroundings,
         folder: Path,
         prepared: Prepared,
         executor: Executor,
@@ -47,7 +47,9 @@ class Engine:
         tick: Callable[[], None],
         started_s: float,
         say: Callable[[str], None] = lambda _: None,
+        ended: Callable[[Task], None] = lambda _: None,
     ) -> None:
+        """`ended` is called with every task that has ended, before the policy decides what follows from it."""
         self.config = layout.config
         self.participants = prepared.participants
         self.executor = executor
@@ -66,6 +68,7 @@ class Engine:
         self._records = records
         self._checkpoint = checkpoint
         self._tick = tick
+        self._ended = ended
         self._overrun: dict[int, Outcome] = {}  # of tasks whose compute event was put back, by number
 
     # the loop
@@ -120,7 +123,7 @@ class Engine:
     def _over(self) -> bool:
         experiment, p = self.config.experiment, self.progress
         limit_s = experiment.device_time_limit_s
-        return p.policy.round > experiment.rounds or (limit_s is not None and p.timeline.now_s >= limit_s)
+        return p.policy.is_over(experiment.rounds) or (limit_s is not None and p.timeline.now_s >= limit_s)
 
     def _handle(self, event: Event) -> None:
         p = self.progress
@@ -228,6 +231,7 @@ class Engine:
         if task.ended_s is None:
             self._finish(task)
         self._write(task)
+        self._ended(task)
         diverged = outcome == "diverged"
         if outcome != "ok":
             self._forget(task)
@@ -257,6 +261,7 @@ class Engine:
             self._stop(task)
             task.outcome, task.detail = "late", why
             self._write(task)
+            self._ended(task)
             self._count_failed()
         self._forget(task)
 

@@ -89,14 +89,16 @@ class Evaluations:
                 samples=found.samples,
                 accuracy=found.accuracy,
                 loss=finite(found.loss),
+                f1=found.f1,
+                mae=finite(found.mae),
             )
-            self._records.write([row])
-            self._note(row)
+            self.add(row)
             if row.loss is None and row.samples:
                 self._on_diverged(f"the loss of {row.target} after round {row.round} is {found.loss}", row.device_s)
 
-    def _note(self, row: EvaluationRow) -> None:
-        """Keep the result of a version once all of its targets are measured."""
+    def add(self, row: EvaluationRow) -> None:
+        """Record a measurement, and keep the result of its version once all of its targets are measured."""
+        self._records.write([row])
         version = row.version
         self._measured.setdefault(version, []).append(row)
         if all(when.version != version for _, when in self._pending.values()):

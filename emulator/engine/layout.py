@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from fleetbed.emulator.algorithms import load_method
-from fleetbed.emulator.data import Dataset, Split, open_dataset, partition, prepare_dataset
+from fleetbed.emulator.data import Dataset, Split, divide, open_dataset, prepare_dataset
 from fleetbed.emulator.engine.guarded import make_guarded
 from fleetbed.emulator.machine.capacity import check_model
 from fleetbed.emulator.method.algorithm import Algorithm, Client
@@ -30,17 +30,23 @@ FIRST_SAMPLES = 16  # that a user's own model is tried with
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class Surroundings:
+    """The fleet, its server and its network: what the engine needs to know, whatever the clients do."""
+
     config: RunConfig
     specs: tuple[ClientSpec, ...]
     server: Device
     server_link: Link
+    presence: Presence | None  # the traces of experiment.availability
+    rates: LinkRates | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout(Surroundings):
     folder: Path  # of the prepared data
     dataset: Dataset
     split: Split
     family: Family
-    presence: Presence | None  # the traces of experiment.availability
-    rates: LinkRates | None
 
     @property
     def assigned(self) -> dict[int, str]:
@@ -82,10 +88,25 @@ def stand_ins(model: Family, assigned: Collection[str]) -> list[Client]:
     return [Client(number, variant, 1) for number, variant in enumerate(variants)]
 
 
+def surroundings(config: RunConfig, search: Sequence[Path]) -> Surroundings:
+    """Load the fleet, the server and the traces that the configuration names."""
+    experiment = config.experiment
+    specs = clients_of(load_fleet(experiment.fleet, search, "fleet"), search, experiment.fleet)
+    return Surroundings(
+        config=config,
+        specs=specs,
+        server=load_device(experiment.server.device, search, "server.device"),
+        server_link=load_link(experiment.server.link, search, "server.link"),
+        presence=load_presence(experiment, len(specs)),
+        rates=load_rates(experiment, len(specs), config.seed),
+    )
+
+
 def lay_out(config: RunConfig, search: Sequence[Path]) -> Layout:
     """Load and check everything that the configuration names. Nothing is written but the data's cache."""
     experiment = config.experiment
-    specs = clients_of(load_fleet(experiment.fleet, search, "fleet"), search, experiment.fleet)
+    around = surroundings(config, search)
+    specs = around.specs
     model = family(config.model.family, config.model.options).narrow(config.model.variants)
     if config.algorithm.variant is not None:
         model.check_variant(config.algorithm.variant)
@@ -98,19 +119,8 @@ def lay_out(config: RunConfig, search: Sequence[Path]) -> Layout:
     if isinstance(model, OwnFamily):
         first = np.arange(min(FIRST_SAMPLES, len(dataset.y_train)))
         model.check_start(*dataset.batch("train", first), dataset.spec)
-    split = partition(dataset.y_train, dataset.y_test, dataset.spec.classes, experiment.data, len(specs), config.seed)
-    layout = Layout(
-        config=config,
-        specs=specs,
-        server=load_device(experiment.server.device, search, "server.device"),
-        server_link=load_link(experiment.server.link, search, "server.link"),
-        folder=folder,
-        dataset=dataset,
-        split=split,
-        family=model,
-        presence=load_presence(experiment, len(specs)),
-        rates=load_rates(experiment, len(specs), config.seed),
-    )
+    split = divide(dataset, experiment.data, len(specs), config.seed)
+    layout = Layout(**vars(around), folder=folder, dataset=dataset, split=split, family=model)
     _ = layout.stand_in  # raises where method and experiment do not fit together
     return layout
 
@@ -153,6 +163,11 @@ def check_method(config: RunConfig, method: Algorithm) -> None:
             f"algorithms: {name} works on parts of a model, but those of {family.name} are plain torch modules: derive "
             f"them from fleetbed.models.base.Net, with extract, intermediate and classify (docs/writing-a-model.md), "
             f"or choose a method that takes whole models, such as heteroavg."
+        )
+    if needs.classes and spec.targets:
+        raise BadInput(
+            f"algorithms: {name} goes by the classes of samples, but the labels of {config.experiment.data.name} are "
+            f"numbers: choose a method that averages weights, such as heteroavg or fedavg."
         )
     public = method.context.public
     if needs.public_samples and (public is None or len(public) < needs.public_samples):

@@ -17,7 +17,7 @@ class Roster:
     def __init__(self, prepared: Prepared, progress: Progress, folder: Path) -> None:
         self._participants = prepared.participants
         self._method = prepared.method
-        self._steps_down = prepared.timing.steps_down
+        self._on_oom = prepared.timing.on_oom
         self._progress = progress
         self._folder = folder  # of the run, with what clients keep
 
@@ -39,16 +39,18 @@ class Roster:
     def step_down(self, task: Task, detail: str) -> tuple[str, str]:
         """Give a client that ran out of memory in a task the next smaller variant, or strike it off.
 
-        Returns the kind and the text of the notice to record.
+        Returns the kind and the text of the notice to record. A client whose code chooses no variant just goes on.
         """
         who = self._participants[task.client]
         kept = who.progress.kept
         failed = f"client {who.spec.name} ({who.spec.kind}) ran out of memory with {who.client.variant}"
-        if not self._steps_down:
+        if self._on_oom == "end":
             raise FleetbedError(
                 f"{failed}, which should fit: {detail}; raise budgets.memory_margin, or use timing.source enforced, "
                 f"which tries it out first"
             )
+        if self._on_oom == "go-on":
+            return "oom", f"{failed} in round {task.round}"
         if not who.step_down(self._method.context.family.variants):
             return "unfit", f"{failed} and leaves the run"
         self._method.reassign([each.client for each in self._participants.values()])

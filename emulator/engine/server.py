@@ -8,12 +8,11 @@ from typing import NamedTuple
 
 from fleetbed.emulator.engine.divergence import Divergence
 from fleetbed.emulator.engine.evaluation import Evaluations, Moment
-from fleetbed.emulator.engine.layout import Layout
+from fleetbed.emulator.engine.layout import Surroundings
 from fleetbed.emulator.engine.prepared import Prepared
 from fleetbed.emulator.engine.progress import Progress
 from fleetbed.emulator.engine.replies import Flaw, flaw_in
 from fleetbed.emulator.engine.task import Task, assignment_of, task_row
-from fleetbed.emulator.engine.timing import TrainingCosts
 from fleetbed.emulator.method.algorithm import Arrival
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.processes.executor import Executor
@@ -34,7 +33,7 @@ class Received(NamedTuple):
 class Server:
     def __init__(
         self,
-        layout: Layout,
+        layout: Surroundings,
         prepared: Prepared,
         evaluations: Evaluations,
         records: Records,
@@ -44,9 +43,7 @@ class Server:
         host_s: Callable[[], float],
     ) -> None:
         self._device = layout.server
-        self._cost_of = TrainingCosts(
-            layout.family, layout.dataset.spec, layout.config.experiment.training.optimizer
-        ).of
+        self._cost_of = prepared.timing.cost_of
         self._experiment = layout.config.experiment
         self._method = prepared.method
         self._participants = prepared.participants

@@ -45,6 +45,7 @@ class Task(Struct, kw_only=True):
     time_scale: float | None = None  # host seconds per device second; None: full speed
     load: float = 1.0  # the part of a core that it needs
     expected_s: float = 0.0  # host seconds
+    hang_s: float | None = None  # host seconds after which its client counts as hung; None: see `expected_s`
     measured_s: float | None = None
     overrun: float | None = None
     bytes_up: int | None = None

@@ -14,21 +14,33 @@ from pathlib import Path
 
 PROC = Path("/proc")
 LONGEST_NAME = 24  # of a run, in the folder's name
-_NAME = re.compile(r"fleetbed-([0-9a-f]{8})-(\d+)-(\d+)\..+")
+_PROCESS = re.compile(r"([0-9a-f]{8})-(\d+)-(\d+)")
+_NAME = re.compile(r"fleetbed-([0-9a-f]{8}-\d+-\d+)\..+")
+
+
+def this_process(proc: Path = PROC) -> str:
+    """Name this process so that no other ever has the same name, on this boot of the host."""
+    pid = os.getpid()
+    return f"{_boot(proc)}-{pid}-{_start_time(pid, proc)}"
+
+
+def is_alive(process: str, proc: Path = PROC) -> bool | None:
+    """Whether a process of this name still runs; None if it cannot be known here: another boot, another container."""
+    match = _PROCESS.fullmatch(process)
+    if match is None or match[1] != _boot(proc):
+        return None
+    return _start_time(int(match[2]), proc) == int(match[3])
 
 
 def folder_name(run: str, proc: Path = PROC) -> str:
-    pid = os.getpid()
     safe = re.sub(r"[^\w-]", "_", run, flags=re.ASCII)[:LONGEST_NAME] or "run"
-    return f"fleetbed-{_boot(proc)}-{pid}-{_start_time(pid, proc)}.{safe}"
+    return f"fleetbed-{this_process(proc)}.{safe}"
 
 
 def is_leftover(name: str, proc: Path = PROC) -> bool:
     """Whether this is the folder of a run of this boot whose owner has died."""
     match = _NAME.fullmatch(name)
-    if match is None or match[1] != _boot(proc):
-        return False
-    return _start_time(int(match[2]), proc) != int(match[3])
+    return match is not None and is_alive(match[1], proc) is False
 
 
 def _boot(proc: Path) -> str:

@@ -37,6 +37,7 @@ class Needs:
     stages: tuple[str, ...] = ("train",)  # a round goes through these in order, with a merge after each
     shared_tensors: bool = False  # variants must share tensors by name (layer-wise averaging)
     cuts: bool = False  # models must have cut points: extractor, intermediate part, classifier
+    classes: bool = False  # labels must be classes, not numbers
     public_samples: int = 0  # samples held by the server, disjoint from the clients' data
     public_labels: bool = False  # their labels too; a method that does not say so cannot read them
     total_rounds: bool = False  # what it does depends on `context.rounds`, so no rounds can be added to a run later

@@ -105,7 +105,7 @@ class LocalJob:
             yield self._batch(rows[start : start + batch], None)
 
     def class_counts(self) -> Tensor:
-        labels = self._dataset.y_train[self._indices]
+        labels = self._dataset.strata("train")[self._indices]
         return torch.from_numpy(np.bincount(labels, minlength=self.context.spec.classes))
 
     def _epochs(self, samples: int, epochs: int, size: int, limit: int | None, purpose: str) -> Iterator[np.ndarray]:

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fleetbed.emulator.method.algorithm import Context, Job, Target
 from fleetbed.emulator.method.bundle import Bundle, prefixed
 from fleetbed.emulator.method.optimizers import Stepper
-from fleetbed.models.base import Net, Tensors
+from fleetbed.models.base import Net, Tensors, label_loss
 from fleetbed.profiles.experiment import Optimizer
 
 Step = Callable[[Stepper, Tensor, Tensor], Tensor]
@@ -43,9 +42,12 @@ def train(
 def cross_entropy_step(
     model: Callable[[Tensor], Tensor],
     regularise: Callable[[], None] = lambda: None,
-    loss_of: Callable[[Tensor, Tensor], Tensor] = lambda z, y: F.cross_entropy(z, y),
+    loss_of: Callable[[Tensor, Tensor], Tensor] = label_loss,
 ) -> Step:
-    """One step of plain local training; `regularise` changes the gradients before the optimiser uses them."""
+    """One step of plain local training; `regularise` changes the gradients before the optimiser uses them.
+
+    Where labels are numbers the loss is the squared error.
+    """
 
     def step(optimizer: Stepper, x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal, get_args
 
+MetricName = Literal["accuracy", "mae"]  # what is measured: of classes, of numbers
 TargetSeries = Literal["personal-own", "global", "personal-all"]
 #: In the order of preference where a method does not say which one its paper reports.
 TARGET_SERIES: tuple[TargetSeries, ...] = get_args(TargetSeries)

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from msgspec import structs
 from torch import Tensor
-from torch.nn import functional as F
 
 from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.data import Dataset, Split, open_dataset
@@ -28,6 +27,7 @@ from fleetbed.emulator.method.optimizers import make_optimizer
 from fleetbed.emulator.method.schedule import batch_of
 from fleetbed.emulator.method.targets import all_inputs, target_tensors
 from fleetbed.emulator.processes.forking import one_thread
+from fleetbed.emulator.processes.scores import Scores
 from fleetbed.emulator.randomness import derive
 from fleetbed.emulator.wire.messages import (
     EXTRAS,
@@ -41,7 +41,7 @@ from fleetbed.emulator.wire.messages import (
     kept_name,
 )
 from fleetbed.emulator.wire.storage import load_bundle, save_bundle
-from fleetbed.models.base import Net
+from fleetbed.models.base import Net, any_labels, label_loss
 from fleetbed.models.plug_ins import check_unchanged
 from fleetbed.models.work import gives_logits, through, usual_parts
 from fleetbed.profiles.experiment import AlgorithmChoice
@@ -74,6 +74,10 @@ class TaskRunner:
         folder, dataset = Path(setup.folder), open_dataset(Path(setup.dataset))
         split = Split.from_json((folder / "partition.json").read_bytes())
         return cls(folder, dataset, split, make_context(setup.config, dataset, split, ()), setup.config.algorithm)
+
+    @property
+    def enrolled(self) -> bool:
+        return self.method is not None
 
     def enrol(self, enrolment: Enrolment) -> TaskRunner:
         """The same with these clients, so that it can train."""
@@ -166,15 +170,12 @@ class TaskRunner:
             rows = np.arange(len(self.dataset.y_test))
         else:
             rows = self.split.test[order.local_client]
-        right, loss = 0, 0.0
+        scores = Scores(self.context.spec)
         with torch.inference_mode():
             for start in range(0, len(rows), order.batch):
                 x, y = self.dataset.batch("test", rows[start : start + order.batch], None)
-                logits = method.predict(model, x, extras)
-                right += int((logits.argmax(1) == y).sum())
-                loss += float(F.cross_entropy(logits, y, reduction="sum"))
-        count = max(1, len(rows))
-        return Evaluated(task=order.task, samples=len(rows), accuracy=right / count, loss=loss / count)
+                scores.add(method.predict(model, x, extras), y)
+        return scores.evaluated(order.task)
 
     def measure(self, order: Measure) -> Measured:
         """Measure the reference time of a pass, hot; the broker makes sure that nothing else runs."""
@@ -208,7 +209,7 @@ class TaskRunner:
             x = torch.randint(spec.vocabulary, (order.samples, *spec.shape))
         else:
             x = torch.randn(order.samples, *spec.shape)
-        y = torch.randint(spec.classes, (order.samples,))
+        y = any_labels(spec, order.samples)
         optimizer = make_optimizer(self.context.training.optimizer, model)
         anchor = [p.detach().clone() for p in model.parameters()] if order.kind == "parameters" else []
         with torch.no_grad():
@@ -226,7 +227,7 @@ class TaskRunner:
                 run(s)
 
         def train() -> None:
-            losses = [F.cross_entropy(out, y) if gives_logits(order.part) else out.square().mean() for out in run(s)]
+            losses = [label_loss(out, y) if gives_logits(order.part) else out.square().mean() for out in run(s)]
             reduce(torch.add, losses).backward()
             if order.optimise:
                 optimizer.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 
 import zmq
@@ -9,7 +10,7 @@ import zmq
 from fleetbed.emulator.limits import Group
 from fleetbed.emulator.machine import heap
 from fleetbed.emulator.processes.forking import one_thread
-from fleetbed.emulator.processes.task_runner import TaskRunner
+from fleetbed.emulator.processes.runner import Runner
 from fleetbed.emulator.timeline.pacing import Pacer
 from fleetbed.emulator.wire import codec, shared_memory
 from fleetbed.emulator.wire.messages import (
@@ -30,7 +31,7 @@ OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memo
 Frames = list[codec.Buffer]
 
 
-def serve(runner: TaskRunner, identity: str, address: str, shared: int, group: Group, *, one_task: bool) -> None:
+def serve(runner: Runner, identity: str, address: str, shared: int, group: Group, *, one_task: bool) -> None:
     """Carry out orders until the process is killed or, with `one_task`, just one.
 
     It holds nothing but its socket between two orders. `shared` is the file descriptor of the shared memory.
@@ -57,7 +58,7 @@ def serve(runner: TaskRunner, identity: str, address: str, shared: int, group: G
 
 
 def answer(
-    runner: TaskRunner, order: Train | Evaluate | Measure, frames: Frames, group: Group | None, shared: int = -1
+    runner: Runner, order: Train | Evaluate | Measure, frames: Frames, group: Group | None, shared: int = -1
 ) -> Frames:
     """Carry out an order; an error inside it becomes an answer too and does not end the process."""
     try:
@@ -79,7 +80,7 @@ def _kind(error: BaseException) -> Failure:
     return "host" if isinstance(error, (OSError, Damaged)) else "crash"
 
 
-def _train(runner: TaskRunner, order: Train, frames: Frames, group: Group | None, shared: int) -> Frames:
+def _train(runner: Runner, order: Train, frames: Frames, group: Group | None, shared: int) -> Frames:
     """Carry out a training task and read its meters: wall time, CPU time, the kernel's own peak of memory."""
     if order.pace_total_s:
         # where the zygote could not do it for all: a device that trains all day has its kernels compiled already
@@ -88,12 +89,12 @@ def _train(runner: TaskRunner, order: Train, frames: Frames, group: Group | None
         group.reset_peak()
     message = codec.unpack(shared_memory.received(shared, order.slot, frames))
     throttled_before = group.usage().throttled_s if group is not None else None
-    cpu_before, start = time.process_time(), time.monotonic()
+    cpu_before, start = _cpu_s(), time.monotonic()
     pacer = Pacer(order.paces) if order.pace_total_s else None
     reply, job = runner.train(order, message, pacer, group.device if group is not None else "cpu")
     if pacer is not None:
         pacer.finish(order.pace_total_s)
-    seconds, cpu_s = time.monotonic() - start, time.process_time() - cpu_before
+    seconds, cpu_s = time.monotonic() - start, _cpu_s() - cpu_before
     keep = runner.keep(order, reply.keep)
     usage = group.usage() if group is not None else None
     throttled_s = None
@@ -117,3 +118,9 @@ def _train(runner: TaskRunner, order: Train, frames: Frames, group: Group | None
         sizes=sizes,
     )
     return [codec.control(trained), *sent]
+
+
+def _cpu_s() -> float:
+    """CPU seconds of this process and of its children that have ended, such as those that load data."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime

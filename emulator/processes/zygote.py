@@ -24,7 +24,7 @@ import setproctitle
 
 from fleetbed.emulator.limits import Group, Limits, best_limits
 from fleetbed.emulator.processes.forking import fork, keep_what_steps_free, ready_to_fork, signal_when_parent_ends, warm
-from fleetbed.emulator.processes.task_runner import TaskRunner
+from fleetbed.emulator.processes.runner import Runner, open_runner
 from fleetbed.emulator.processes.worker import serve
 from fleetbed.emulator.wire.messages import (
     Configure,
@@ -53,7 +53,7 @@ class Zygote:
         self._shared = shared
         self._address = ""
         self._limits: Limits | None = None
-        self._runner: TaskRunner | None = None
+        self._runner: Runner | None = None
         self._children: dict[int, tuple[str, Group]] = {}
         self._ordered: set[int] = set()
         self._stopped: set[int] = set()
@@ -95,7 +95,7 @@ class Zygote:
         if isinstance(order, Open):
             self._open(order)
         elif isinstance(order, Configure):
-            self._prepare(lambda: TaskRunner.open(_read(order.setup, Setup)))
+            self._prepare(lambda: open_runner(_read(order.setup, Setup)))
         elif isinstance(order, Enrol):
             if (runner := self._runner) is not None:  # else the broker has been told why
                 self._prepare(lambda: runner.enrol(_read(order.enrolment, Enrolment)))
@@ -114,13 +114,13 @@ class Zygote:
         self._address = order.address
         self._limits = best_limits(order.run)
 
-    def _prepare(self, make: Callable[[], TaskRunner]) -> None:
+    def _prepare(self, make: Callable[[], Runner]) -> None:
         """Make the task runner that forks inherit, and warm it up."""
         try:
             self._runner = make()
             # in the zygote's own cgroup, or the first client would be charged for the pages that all share
             warm(self._runner.warm_up)
-            if self._runner.method is not None:  # else it is not known yet which models clients train
+            if self._runner.enrolled:  # else it is not known yet which models clients train
                 keep_what_steps_free()
         except Exception as error:  # noqa: BLE001 - reported to the broker, which ends the run with it
             self._say(Trouble(None, f"{type(error).__name__}: {error}"))
@@ -154,7 +154,7 @@ class Zygote:
         self._children[pid] = (order.worker, group)
         self._say(Forked(order.worker))
 
-    def _child(self, runner: TaskRunner, order: Spawn, group: Group) -> None:
+    def _child(self, runner: Runner, order: Spawn, group: Group) -> None:
         """Run a worker's process: drop what belongs to the zygote, join the limits, then serve."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fleetbed.emulator.records.tables import ADDED, RENAMED, SCHEMA_VERSION, Row, columns
+from fleetbed.emulator.records.tables import ADDED, ADDED_SCORES, RENAMED, SCHEMA_VERSION, Row, columns
 
 R = TypeVar("R", bound=Row)
 
@@ -30,7 +30,7 @@ def stored_columns(db: sqlite3.Connection, row: type[Row]) -> str:
     def stored(name: str) -> str:
         if name not in there and RENAMED.get(name) in there:
             return RENAMED[name]
-        return "NULL" if name not in there and name in ADDED else name
+        return "NULL" if name not in there and name in (*ADDED, *ADDED_SCORES) else name
 
     return ", ".join(map(stored, columns(row)))
 

@@ -1,4 +1,4 @@
-"""The result of a run: the accuracy of its models after a round, by series."""
+"""The result of a run: the accuracy (or error) of its models after a round, by series."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from urllib.parse import quote
 
 from msgspec import Struct, ValidationError
 
-from fleetbed.emulator.method.series import TARGET_SERIES, TargetSeries
+from fleetbed.emulator.method.series import TARGET_SERIES, MetricName, TargetSeries
+from fleetbed.emulator.records.metric import METRICS
 from fleetbed.emulator.records.reading import read_rows
 from fleetbed.emulator.records.tables import EvaluationRow
 from fleetbed.profiles.errors import FleetbedError
@@ -24,18 +25,19 @@ NAMES: dict[TargetSeries, str] = {
 
 
 class Result(Struct, frozen=True):
-    """The accuracy after one round, as the mean over the models of a series, weighted by their test samples."""
+    """The scores after one round, as the mean over the models of a series, weighted by their test samples."""
 
     version: int
     round: int
-    accuracy: dict[TargetSeries, float]
+    metric: MetricName
+    scores: dict[TargetSeries, float]
 
     def __str__(self) -> str:
-        names = list(self.accuracy)
+        names, what = list(self.scores), METRICS[self.metric]
         if names == ["global"]:
-            return f"accuracy {self.accuracy['global']:.1%} after round {self.round}"
-        parts = ", ".join(f"{NAMES[name]} {self.accuracy[name]:.1%}" for name in names)
-        return f"accuracy after round {self.round}: {parts}"
+            return f"{what.title} {what.text(self.scores['global'])} after round {self.round}"
+        parts = ", ".join(f"{NAMES[name]} {what.text(self.scores[name])}" for name in names)
+        return f"{what.title} after round {self.round}: {parts}"
 
 
 def result_of(rows: Iterable[EvaluationRow]) -> Result | None:
@@ -46,9 +48,9 @@ def result_of(rows: Iterable[EvaluationRow]) -> Result | None:
     sums: dict[TargetSeries, tuple[float, int]] = {}
     for row in tested:
         right, samples = sums.get(row.series, (0.0, 0))
-        sums[row.series] = (right + row.accuracy * row.samples, samples + row.samples)
-    accuracy = {series: sums[series][0] / sums[series][1] for series in TARGET_SERIES if series in sums}
-    return Result(tested[0].version, tested[0].round, accuracy)
+        sums[row.series] = (right + row.score * row.samples, samples + row.samples)
+    scores = {series: sums[series][0] / sums[series][1] for series in TARGET_SERIES if series in sums}
+    return Result(tested[0].version, tested[0].round, tested[0].metric, scores)
 
 
 def read_result(folder: Path) -> Result | None:

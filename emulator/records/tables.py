@@ -14,13 +14,15 @@ from typing import Annotated, ClassVar, get_type_hints
 
 from msgspec import Meta, Struct
 
-from fleetbed.emulator.method.series import TargetSeries, target_series
+from fleetbed.emulator.method.series import MetricName, TargetSeries, target_series
 
 #: Raise this whenever a table changes, and say here what the version before had instead:
 #: 1: `evaluations.loss` and `metrics.value` could not be NULL, and `tasks` lacked some or all of ADDED
 #: 2: columns had the names in RENAMED
-SCHEMA_VERSION = 3
+#: 3: `evaluations.accuracy` could not be NULL, and `evaluations` lacked f1 and mae
+SCHEMA_VERSION = 4
 ADDED = ("ended_s", "waited_s", "plan_flops", "time_scale")  # columns of `tasks`, read as NULL where they are missing
+ADDED_SCORES = ("f1", "mae")  # columns of `evaluations`, likewise
 RENAMED = {"time_scale": "dilation"}  # columns of `tasks` and their earlier names
 
 Count = Annotated[int, Meta(ge=0, le=2**50)]
@@ -193,12 +195,24 @@ class EvaluationRow(Row, frozen=True):
     client: Annotated[Count | None, "client whose own model it is; NULL: a global model"]
     local: Annotated[Count, "1: tested on the test samples of that client; 0: on the whole test set"]
     samples: Annotated[Count, "test samples"]
-    accuracy: Annotated[Fraction, "part of them that was classified correctly"]
+    accuracy: Annotated[Fraction | None, "part of them that was classified correctly; NULL: their labels are numbers"]
     loss: Annotated[float | None, "mean loss; NULL: not finite, the model has diverged"]
+    f1: Annotated[Fraction | None, "F1 of each class, as the mean over classes; NULL: their labels are numbers"] = None
+    mae: Annotated[Figure | None, "mean absolute error; NULL: their labels are classes, or it is not finite"] = None
 
     @property
     def series(self) -> TargetSeries:
         return target_series(self.client, bool(self.local))
+
+    @property
+    def metric(self) -> MetricName:
+        return "accuracy" if self.accuracy is not None else "mae"
+
+    @property
+    def score(self) -> float:
+        """The accuracy of classes, the mean absolute error of numbers; NaN if that is not finite."""
+        found = self.accuracy if self.accuracy is not None else self.mae
+        return float("nan") if found is None else found
 
     @property
     def diverged(self) -> bool:

@@ -26,6 +26,8 @@ FILES = (
     "setup.json",
     "clients.json",
     "workers.log",
+    "now.json",
+    "now.json.part",
     "error.log",
 )
 FOLDERS = ("state", "models")

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from torch import Tensor
 
-from fleetbed.emulator.algorithms import load_method
+from fleetbed.emulator.algorithms import load_algorithm, load_method
 from fleetbed.emulator.data import open_dataset, prepare_dataset
 from fleetbed.emulator.data.sources import DOWNLOADED, root_of
 from fleetbed.emulator.data.text import FIRST_WORD
@@ -27,7 +27,7 @@ from fleetbed.models.families.lookup import family
 from fleetbed.profiles.errors import BadInput, HostCannot
 from fleetbed.profiles.experiment import Data, Experiment, Model, RunConfig, runs, settings_of
 from fleetbed.profiles.files import user_path
-from fleetbed.profiles.mistakes import Mistakes
+from fleetbed.profiles.mistakes import Mistakes, convert_on
 from fleetbed.profiles.resolve import clients_of, load_device, load_fleet, load_link
 from fleetbed.profiles.types import ClientSpec
 
@@ -47,6 +47,10 @@ def _check_setting(experiment: Experiment, search: Sequence[Path], mistakes: Mis
     specs = attempt(lambda: clients_of(load_fleet(experiment.fleet, search, "fleet"), search, experiment.fleet))
     attempt(lambda: load_device(experiment.server.device, search, "server.device"))
     attempt(lambda: load_link(experiment.server.link, search, "server.link"))
+    if experiment.flower is not None:
+        if specs is not None:
+            _check_clients(experiment, specs, mistakes)
+        return ["the Flower app is checked when it is run"]
     models = _check_models(experiment, specs, mistakes)
     remarks = _missing(experiment.data)
     spec = attempt(lambda: _known_spec(experiment.data) if remarks else _spec(experiment.data))
@@ -116,6 +120,10 @@ def _check_methods(
             rounds=experiment.rounds,
             public=_CountedSamples(experiment.data.public) if experiment.data.public else None,
         )
+        where = f"algorithms.{number}"
+        module = mistakes.attempt(lambda c=choice, w=where: load_algorithm(c.name, w))  # type: ignore[misc]
+        if module is not None:  # all mistakes of its parameters, of which load_method would raise the first
+            convert_on(choice.params, module.Params, f"the parameters of {choice.name}", mistakes, f"{where}.params")
         method = mistakes.attempt(lambda n=number, c=choice, k=context: load_method(c, k, f"algorithms.{n}"))  # type: ignore[misc]
         for config in [c for c in _representatives(experiment) if c.algorithm is choice and method is not None]:
             if known:

@@ -152,7 +152,7 @@ def describe_clients(
     layout: Layout, choices: dict[int, Choice], participants: Mapping[int, Participant]
 ) -> list[ClientRow]:
     """The rows of all clients, those included that no variant fits."""
-    classes = layout.dataset.spec.classes
+    classes, labels = max(1, layout.dataset.spec.classes), layout.dataset.strata("train")
     rows = []
     for spec in layout.specs:
         choice, device = choices[spec.number], spec.device
@@ -174,9 +174,7 @@ def describe_clients(
                 idle_w=device.power.idle_w,
                 samples=len(mine),
                 test_samples=len(layout.split.test[spec.number]),
-                label_counts=msgspec.json.encode(
-                    np.bincount(layout.dataset.y_train[mine], minlength=classes).tolist()
-                ).decode(),
+                label_counts=msgspec.json.encode(np.bincount(labels[mine], minlength=classes).tolist()).decode(),
             )
         )
     return rows

@@ -23,23 +23,26 @@ from fleetbed.emulator.wire.storage import write_atomically
 from fleetbed.models.plug_ins import code_files
 
 
+def setup_of(layout: Layout, folder: Path) -> Setup:
+    """The setup of a run in this folder."""
+    return Setup(
+        config=layout.config,
+        folder=str(folder.absolute()),
+        dataset=str(layout.folder),
+        files=code_files(layout.config.code),
+    )
+
+
 class FleetProcesses:
     """Begins with service processes only; `start` adds the clients."""
 
-    def __init__(self, layout: Layout, folder: Path, on_tick: Callable[[], None]) -> None:
-        self._layout = layout
-        self._folder = folder
-        experiment = layout.config.experiment
-        self._mode = experiment.processes
+    def __init__(self, setup: Setup, on_tick: Callable[[], None]) -> None:
+        self._folder = folder = Path(setup.folder)
+        self._source = setup.config.experiment.timing.source
+        self._mode = setup.config.experiment.processes
         self._broker: Broker | None = None
         self._trials = 0
         self.executor: Executor
-        setup = Setup(
-            config=layout.config,
-            folder=str(folder.absolute()),
-            dataset=str(layout.folder),
-            files=code_files(layout.config.code),
-        )
         path = self._write("setup.json", setup)
         # As in a client's process: other thread counts give other bits. And threads of the broker's own would spin for
         # the cores that the clients train on.
@@ -48,7 +51,7 @@ class FleetProcesses:
         if self._mode == "inline":
             self.executor = self._inline = InlineExecutor(TaskRunner.open(setup))
             return
-        launcher = Launcher(layout.config.name, folder / "workers.log")
+        launcher = Launcher(setup.config.name, folder / "workers.log")
         self.executor = self._broker = Broker(
             launcher, capacity=host.cores(), one_task=self._mode == "on-demand", on_tick=on_tick
         )
@@ -116,11 +119,10 @@ class FleetProcesses:
         self.executor.close()
 
     def _cpu_without_cap(self, who: Participant) -> Cap:
-        source = self._layout.config.experiment.timing.source
         return Cap(
             "cpu",
             "modelled",
-            f"timeline: {source}",
+            f"timeline: {self._source}",
             who.spec.device.rate_gflops,
             None,
             "GFLOPS",

@@ -30,11 +30,11 @@ from fleetbed.emulator.records.records import Records
 from fleetbed.emulator.records.tables import TaskRow
 from fleetbed.emulator.resume.checkpoint import KEEP
 from fleetbed.emulator.run.deadlines import deadline_advice
-from fleetbed.emulator.run.fleet import FleetProcesses
+from fleetbed.emulator.run.fleet import FleetProcesses, setup_of
 from fleetbed.emulator.run.preparation import Fresh, prepare_fresh
 from fleetbed.emulator.run.short_tasks import KindsOfTasks, ShortTasks
 from fleetbed.emulator.run.start import first_progress
-from fleetbed.emulator.wire.messages import Enrolment, Setup
+from fleetbed.emulator.wire.messages import Enrolment
 from fleetbed.models.cost.predict import forward_flops
 from fleetbed.profiles.experiment import RunConfig
 
@@ -82,11 +82,11 @@ def forecast(config: RunConfig, *, search: Sequence[Path], observer: Observer) -
     with tempfile.TemporaryDirectory(prefix="fleetbed-forecast-") as name:
         folder = Path(name)
         (folder / "partition.json").write_bytes(layout.split.to_json())
-        with closing(FleetProcesses(layout, folder, observer.tick)) as fleet:
+        setup = setup_of(layout, folder)
+        with closing(FleetProcesses(setup, observer.tick)) as fleet:
             prepared = prepare_fresh(layout, fleet, observer)
             layout, scale = _shortened(layout, prepared)
             clients = tuple(who.client for who in prepared.participants.values())
-            setup = Setup(config=config, folder=str(folder), dataset=str(layout.folder))
             kinds = KindsOfTasks(TaskRunner.open(setup).enrol(Enrolment(clients=clients, keep_heap=False)))
             rows, device_s, short = _loop(layout, prepared, kinds, observer)
             warnings = _warnings(layout, prepared, kinds, observer, rows)

@@ -149,13 +149,13 @@ def _timing(
     if choice.source == "replay":
         assert choice.replay is not None  # the experiment was checked
         return Replay(training, read_recording(Path(choice.replay), layout.config)), None
-    calibration = calibration or _calibration(fleet, observer)
+    calibration = calibration or host_calibration(fleet, observer)
     references = References(calibration, Store(), fleet.executor, layout.config.model, spec, optimizer, observer.say)
     scale = make_time_scale(choice.time_scale)
     return Enforced(training, calibration.rate, references.host_s, scale), references
 
 
-def _calibration(fleet: FleetProcesses, observer: Observer) -> Calibration:
+def host_calibration(fleet: FleetProcesses, observer: Observer) -> Calibration:
     if Store().load() is None:
         observer.say("measuring the speed of this host, once: about ten seconds")
         fleet.settle()

@@ -25,6 +25,7 @@ from fleetbed.emulator.engine.layout import Layout, lay_out
 from fleetbed.emulator.engine.observer import Observer
 from fleetbed.emulator.engine.prepared import Prepared
 from fleetbed.emulator.engine.progress import Progress
+from fleetbed.emulator.engine.snapshots import SnapshotWriter
 from fleetbed.emulator.limits.gpu import card_names
 from fleetbed.emulator.machine import host, ulimits
 from fleetbed.emulator.machine.calibration import host_fingerprint
@@ -40,7 +41,7 @@ from fleetbed.emulator.resume import identity
 from fleetbed.emulator.resume.checkpoint import Checkpoint, Checkpoints, Loaded
 from fleetbed.emulator.resume.resumption import look_up
 from fleetbed.emulator.run.deadlines import missed_deadlines
-from fleetbed.emulator.run.fleet import FleetProcesses
+from fleetbed.emulator.run.fleet import FleetProcesses, setup_of
 from fleetbed.emulator.run.preparation import (
     calibration_from,
     calibration_meta,
@@ -69,6 +70,44 @@ def start(config: RunConfig, folder: Path, *, search: Sequence[Path], command: s
     """Carry out a new run in a new folder. A run that is refused leaves no folder behind."""
     layout = lay_out(config, search)
     check_processes_fit(len(layout.specs), config.experiment.processes)
+    create_folder(folder)
+    try:
+        with disk_errors(folder), open_records(folder) as records:
+            (folder / "partition.json").write_bytes(layout.split.to_json())
+            records.set_meta(**first_facts(config, command), profiles=identity.profiles(layout))
+            with recorded_status(records, folder):
+                result = _Run(layout, folder, records, observer).begin()
+    except BadInput:
+        if not Checkpoints(folder).found():  # nothing was done yet
+            shutil.rmtree(folder)
+        raise
+    observer.say(done_text(result))
+
+
+def resume(config: RunConfig, folder: Path, *, search: Sequence[Path], observer: Observer) -> None:
+    """Continue an interrupted or killed run, or one that gets more rounds, from its last intact checkpoint."""
+    with disk_errors(folder), open_records(folder) as records:
+        layout, loaded = look_up(config, folder, records, search)
+        check_processes_fit(len(layout.specs), config.experiment.processes)
+        partition = layout.split.to_json()  # it matches the digest in the records; the file may have been changed
+        write_atomically(folder / "partition.json", lambda part: part.write_bytes(partition))
+        before = records.meta("config")["experiment"]["rounds"]
+        if before < config.experiment.rounds:
+            text = f"rounds were added: {before} at first, {config.experiment.rounds} now"
+            records.notice("rounds", text, loaded.checkpoint.host_s, None)
+        records.set_meta(status="running", error=None, ended=None, config=msgspec.to_builtins(config))
+        with recorded_status(records, folder):
+            result = _Run(layout, folder, records, observer).go_on(loaded)
+    observer.say(done_text(result))
+
+
+def check(config: RunConfig, search: Sequence[Path]) -> None:
+    """Raise the error with which `start` would refuse this run, without writing anything but the data's cache."""
+    lay_out(config, search)
+
+
+def create_folder(folder: Path) -> None:
+    """Create the folder of a run, which must not exist."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError as error:
@@ -79,39 +118,11 @@ def start(config: RunConfig, folder: Path, *, search: Sequence[Path], command: s
         raise BadInput(
             f"{folder}: the run's folder cannot be created ({error.strerror}); choose another with --out"
         ) from error
-    try:
-        with _io_errors(folder), _records(folder) as records:
-            (folder / "partition.json").write_bytes(layout.split.to_json())
-            records.set_meta(**_head(config, command), profiles=identity.profiles(layout))
-            with _status(records, folder):
-                result = _Run(layout, folder, records, observer).begin()
-    except BadInput:
-        if not Checkpoints(folder).found():  # nothing was done yet
-            shutil.rmtree(folder)
-        raise
-    observer.say(_done(result))
-
-
-def resume(config: RunConfig, folder: Path, *, search: Sequence[Path], observer: Observer) -> None:
-    """Continue an interrupted or killed run, or one that gets more rounds, from its last intact checkpoint."""
-    with _io_errors(folder), _records(folder) as records:
-        layout, loaded = look_up(config, folder, records, search)
-        check_processes_fit(len(layout.specs), config.experiment.processes)
-        partition = layout.split.to_json()  # it matches the digest in the records; the file may have been changed
-        write_atomically(folder / "partition.json", lambda part: part.write_bytes(partition))
-        before = records.meta("config")["experiment"]["rounds"]
-        if before < config.experiment.rounds:
-            text = f"rounds were added: {before} at first, {config.experiment.rounds} now"
-            records.notice("rounds", text, loaded.checkpoint.host_s, None)
-        records.set_meta(status="running", error=None, ended=None, config=msgspec.to_builtins(config))
-        with _status(records, folder):
-            result = _Run(layout, folder, records, observer).go_on(loaded)
-    observer.say(_done(result))
 
 
 def check_resumable(config: RunConfig, folder: Path, *, search: Sequence[Path]) -> None:
     """Raise the error that `resume` would raise, without changing anything."""
-    with _io_errors(folder), _records(folder) as records:
+    with disk_errors(folder), open_records(folder) as records:
         look_up(config, folder, records, search)
 
 
@@ -127,14 +138,14 @@ class _Run:
         self._config = layout.config
         self._folder = folder
         self._records = records
-        self._observer = observer
+        self._observer = SnapshotWriter(observer, folder)
         self._checkpoints = Checkpoints(folder)
         self._seal = Seal(records)
 
     def begin(self) -> Result | None:
         started_s = time.monotonic()
-        self._records.set_meta(started=_now())  # host times in the records count from here
-        with contextlib.closing(FleetProcesses(self._layout, self._folder, self._observer.tick)) as fleet:
+        self._records.set_meta(started=now())  # host times in the records count from here
+        with contextlib.closing(FleetProcesses(setup_of(self._layout, self._folder), self._observer.tick)) as fleet:
             prepared = prepare_fresh(self._layout, fleet, self._observer)
             progress = first_progress(self._layout, prepared)
             late = missed_deadlines(self._layout, prepared)
@@ -162,7 +173,7 @@ class _Run:
         self._records.rewind(progress.version, progress.next_task, progress.tasks, progress.timeline.now_s)
         self._seal.upto(progress.version, progress.next_task, progress.tasks)
         self._observer.say(f"continuing after merge {progress.version}, {progress.timeline.now_s:.1f} s of device time")
-        with contextlib.closing(FleetProcesses(self._layout, self._folder, self._observer.tick)) as fleet:
+        with contextlib.closing(FleetProcesses(setup_of(self._layout, self._folder), self._observer.tick)) as fleet:
             prepared = prepare_again(
                 self._layout,
                 fleet,
@@ -229,7 +240,7 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _records(folder: Path) -> Iterator[Records]:
+def open_records(folder: Path) -> Iterator[Records]:
     records = Records(folder / "run.sqlite")
     try:
         yield records
@@ -238,7 +249,7 @@ def _records(folder: Path) -> Iterator[Records]:
 
 
 @contextlib.contextmanager
-def _io_errors(folder: Path) -> Iterator[None]:
+def disk_errors(folder: Path) -> Iterator[None]:
     """Turn errors of the disk into one sentence, which the records may no longer be able to store."""
     try:
         yield
@@ -260,12 +271,12 @@ def _is_full(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _status(records: Records, folder: Path) -> Iterator[None]:
+def recorded_status(records: Records, folder: Path) -> Iterator[None]:
     """Record in the run's folder how the run ended, whatever happens."""
     try:
         yield
     except KeyboardInterrupt:
-        records.set_meta(status="interrupted", ended=_now())
+        records.set_meta(status="interrupted", ended=now())
         raise
     except MethodFailed as error:
         text = str(error)
@@ -273,21 +284,21 @@ def _status(records: Records, folder: Path) -> Iterator[None]:
             path = folder / ERROR_LOG
             path.write_text(error.trace)
             text = f"{text}; its traceback is in {path}"
-        records.set_meta(status="failed", error=text, ended=_now())
+        records.set_meta(status="failed", error=text, ended=now())
         raise FleetbedError(f"{text}; fix it and continue with --resume; nothing that was merged is lost") from error
     except FleetbedError as error:
         status = "empty" if isinstance(error, NothingMerged) else "failed"
         with contextlib.suppress(FleetbedError, sqlite3.Error):  # the records themselves may be what failed
-            records.set_meta(status=status, error=str(error), ended=_now())
+            records.set_meta(status=status, error=str(error), ended=now())
         raise
-    records.set_meta(status="done", ended=_now())
+    records.set_meta(status="done", ended=now())
 
 
-def _done(result: Result | None) -> str:
+def done_text(result: Result | None) -> str:
     return "done" if result is None else f"done: {result}"
 
 
-def _head(config: RunConfig, command: str) -> dict[str, Any]:
+def first_facts(config: RunConfig, command: str) -> dict[str, Any]:
     proved = load_report()
     return {
         "fleetbed_version": version("fleetbed"),
@@ -325,5 +336,5 @@ def _degraded(records: Records) -> bool:
     return len(overruns) > 1 and statistics.quantiles(overruns, n=20)[-1] > DEGRADED_OVERRUN
 
 
-def _now() -> str:
+def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -116,7 +116,7 @@ class ShortTasks:
             self.evaluated[header.variant] += len(runner.dataset.y_test if own is None else runner.split.test[own])
             if header.recalibrate:
                 self.evaluated[header.variant] += sum(map(len, runner.split.train))
-            return Outcome(kind="ok", answer=Evaluated(task=task, samples=0, accuracy=0.0, loss=0.0))
+            return Outcome(kind="ok", answer=Evaluated(task=task, samples=0, loss=0.0))
         short = self._kinds.short(order)
         answer = Trained(
             task=task,

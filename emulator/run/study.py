@@ -9,10 +9,10 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
-from fleetbed.emulator.engine.layout import lay_out
 from fleetbed.emulator.engine.observer import Observer
 from fleetbed.emulator.records.results import read_result
 from fleetbed.emulator.records.study_file import STUDY, Study, parse_study
@@ -29,6 +29,20 @@ from fleetbed.profiles.settings import apply_settings
 LOCK = "study.lock"
 
 
+class Carrier(Protocol):
+    """A module that carries out single runs: that of the emulator's methods, or one for code of another framework."""
+
+    def check(self, config: RunConfig, search: Sequence[Path]) -> None:
+        """Raise the error that `start` would raise, without writing anything."""
+        ...
+
+    def start(
+        self, config: RunConfig, folder: Path, *, search: Sequence[Path], command: str, observer: Observer
+    ) -> None: ...
+
+    def resume(self, config: RunConfig, folder: Path, *, search: Sequence[Path], observer: Observer) -> None: ...
+
+
 def start_study(
     experiment: Experiment, folder: Path, *, search: Sequence[Path], command: str, observer: Observer
 ) -> list[Path]:
@@ -39,7 +53,13 @@ def start_study(
 
 @contextlib.contextmanager
 def new_study(
-    experiment: Experiment, folder: Path, *, search: Sequence[Path], command: str, or_next: bool = False
+    experiment: Experiment,
+    folder: Path,
+    *,
+    search: Sequence[Path],
+    command: str,
+    or_next: bool = False,
+    carrier: Carrier = run,
 ) -> Iterator[Path]:
     """Create the folder of a study, and yield it to carry out the runs; with `or_next`, avoid a folder that exists.
 
@@ -50,7 +70,7 @@ def new_study(
     folder, made = _create_folder(folder, or_next)
     try:
         for config in runs(experiment):
-            lay_out(config, search)
+            carrier.check(config, search)
         _write(folder, study)
         yield folder
     except BaseException as error:
@@ -135,7 +155,7 @@ def add_rounds(folder: Path, sets: Sequence[str]) -> None:
         _write(folder, msgspec.structs.replace(study, experiment=asked))
 
 
-def resume_study(folder: Path, observer: Observer, only: str | None = None) -> list[Path]:
+def resume_study(folder: Path, observer: Observer, only: str | None = None, carrier: Carrier = run) -> list[Path]:
     """Carry out the runs that are not done: started runs from their checkpoints, the others from the start.
 
     With `only`, carry out just this run, while other processes may carry out others. A run in which nothing was merged
@@ -153,7 +173,7 @@ def resume_study(folder: Path, observer: Observer, only: str | None = None) -> l
             if only in (None, config.name):
                 observer.say(f"run {number} of {len(configs)}: {config.name}")
                 try:
-                    _carry_out(study, folder / config.name, config, observer)
+                    _carry_out(study, folder / config.name, config, observer, carrier)
                 except run.NothingMerged as error:  # raised at the end, from the records
                     observer.say(f"no result: {error}")
     chosen = [config for config in configs if only in (None, config.name)]
@@ -217,13 +237,13 @@ def _lock(path: Path, kind: int) -> Iterator[None]:
         os.close(lock)
 
 
-def _carry_out(study: Study, path: Path, config: RunConfig, observer: Observer) -> None:
+def _carry_out(study: Study, path: Path, config: RunConfig, observer: Observer, carrier: Carrier) -> None:
     standing = run_folder.standing(path)
     if standing == "unstarted":
         run_folder.clear(path)
     if standing in ("absent", "unstarted"):
-        run.start(config, path, search=study.folders, command=study.command, observer=observer)
+        carrier.start(config, path, search=study.folders, command=study.command, observer=observer)
     elif standing in ("done", "empty") and run_folder.rounds_of(path) == config.experiment.rounds:
         observer.say("already done" if standing == "done" else "already ended, with no result")
     else:
-        run.resume(config, path, search=study.folders, observer=observer)
+        carrier.resume(config, path, search=study.folders, observer=observer)

@@ -60,10 +60,17 @@ def server_seconds(device: Device, work: ServerWork, cost_of: Callable[[str, Wor
 
 def _throttled(plan: Plan, device: Device) -> Plan:
     """The plan on a device that gets hot and then continues at a lower rate. It is cool again at its next task."""
-    throttle = device.throttle
-    if throttle is None or plan.total_s <= throttle.after_s:
+    total_s = throttled_s(device, plan.total_s)
+    if total_s == plan.total_s:
         return plan
-    total_s = throttle.after_s + (plan.total_s - throttle.after_s) / throttle.rate
     # the heat is spread evenly over the steps; only their sum is the plan's
     paces = tuple(Pace(pace.steps, pace.step_s * total_s / plan.total_s) for pace in plan.paces)
     return Plan(paces=paces, total_s=total_s, flops=plan.flops)
+
+
+def throttled_s(device: Device, total_s: float) -> float:
+    """The seconds of a task that would take `total_s` on a device that stays cool."""
+    throttle = device.throttle
+    if throttle is None or total_s <= throttle.after_s:
+        return total_s
+    return throttle.after_s + (total_s - throttle.after_s) / throttle.rate

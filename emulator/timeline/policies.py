@@ -55,6 +55,9 @@ class Rounds(Struct, tag="rounds"):
         """The least number of clients whose results make a merge."""
         return 1
 
+    def is_over(self, rounds: int) -> bool:
+        return self.round > rounds
+
     def open(self, idle: Sequence[int], away: Sequence[int] = ()) -> Decision:
         """Open the next stage for clients that completed the last one, or the next round once a client is available."""
         members = [client for client in self.arrived_clients if client in idle] if self.stage else []
@@ -145,6 +148,9 @@ class Stream(Struct, tag="stream"):
     def min_clients(self) -> int:
         """The least number of clients whose results make a merge: one that waits for a merge is not invited again."""
         return self.buffer
+
+    def is_over(self, rounds: int) -> bool:
+        return self.round > rounds
 
     def open(self, idle: Sequence[int], away: Sequence[int] = ()) -> Decision:
         del away  # clients ask for work themselves, so absent ones are never invited

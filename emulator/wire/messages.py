@@ -19,7 +19,8 @@ class Setup(Struct, frozen=True, kw_only=True):
 
     config: RunConfig
     folder: str
-    dataset: str
+    dataset: str = ""  # the folder of the prepared data
+    runner: str | None = None  # a module whose `open_runner` makes what carries out the tasks; None: the emulator's own
     files: dict[str, str] = {}  # the user's own code, with the SHA-256 of each file
 
 
@@ -105,6 +106,7 @@ class Hello(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 Number = Annotated[int, Meta(ge=0, le=1 << 60)]  # what the records can hold
+Fraction = Annotated[float, Meta(ge=0, le=1)]
 Amount = Annotated[float, Meta(ge=0, le=1e15)]  # this rules out NaN too
 Metrics = Annotated[dict[Annotated[str, Meta(min_length=1, max_length=256)], float], Meta(max_length=1000)]
 
@@ -133,8 +135,10 @@ def kept_name(client: int, task: int) -> str:
 class Evaluated(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     task: int
     samples: Number
-    accuracy: Annotated[float, Meta(ge=0, le=1)]
     loss: float  # of a model that has diverged it is not finite
+    accuracy: Fraction | None = None  # of classes
+    f1: Fraction | None = None  # of classes: the plain mean over them
+    mae: float | None = None  # of numbers: the mean absolute error
 
 
 class Measured(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):

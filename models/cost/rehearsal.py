@@ -15,9 +15,8 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import functional as F
 
-from fleetbed.models.base import Family, InputSpec, Net, input_dtype
+from fleetbed.models.base import Family, InputSpec, Net, any_labels, input_dtype, label_loss
 from fleetbed.models.cost.counting import FLOAT_BYTES, Ledger
 from fleetbed.models.cost.operations import Operations, OperatorCount, update_work
 from fleetbed.models.work import Part, Pass, Work, gives_logits, through
@@ -69,7 +68,7 @@ def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimize
             if phase.steps:
                 for each in (Pass("train", phase.trains, phase.batch), *phase.each_step):
                     before = count.total
-                    _pass(net, each, _input(spec, shapes, each, ledger))
+                    _pass(net, each, _input(spec, shapes, each, ledger), spec)
                     count.total += (each.times - 1) * (count.total - before)
                 count.total += update_work(updated[phase.trains], kept_copies(optimizer))
             steps.append(count.total - start)
@@ -77,7 +76,7 @@ def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimize
         for each in work.once:
             before = count.total
             net.train(each.samples > 1)  # batch norm cannot train on a lone sample
-            _pass(net, each, _input(spec, shapes, each, ledger, least=1))
+            _pass(net, each, _input(spec, shapes, each, ledger, least=1), spec)
             once.append(count.total - before)
     return Rehearsal(
         memory={role: size for role, size in ledger.at_peak.items() if size},
@@ -89,13 +88,12 @@ def rehearse(family: Family, variant: str, spec: InputSpec, work: Work, optimize
     )
 
 
-def _pass(net: Net, each: Pass, x: Tensor) -> None:
+def _pass(net: Net, each: Pass, x: Tensor, spec: InputSpec) -> None:
     """Forward, and backward where it trains."""
     with torch.set_grad_enabled(each.kind == "train"):
-        labels = torch.empty(len(x), dtype=torch.int64)
+        labels = any_labels(spec, len(x))
         losses = [
-            F.cross_entropy(out, labels) if gives_logits(each.part) else out.mean()
-            for out in through(net, each.part)(x)
+            label_loss(out, labels) if gives_logits(each.part) else out.mean() for out in through(net, each.part)(x)
         ]
         loss = reduce(torch.add, losses)
     if loss.requires_grad:  # a part may have no parameters
@@ -119,7 +117,7 @@ def _updated(family: Family, variant: str, spec: InputSpec, shapes: Shapes, part
     outline = family.outline(variant, spec)
     with FakeTensorMode():
         net = _without_data(outline)
-        _pass(net, Pass("train", part, 2), _empty(spec, shapes, part, 2))
+        _pass(net, Pass("train", part, 2), _empty(spec, shapes, part, 2), spec)
         return sum(p.numel() for p in net.parameters() if p.grad is not None)
 
 

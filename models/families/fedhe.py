@@ -84,7 +84,7 @@ class FedHeFamily(Family):
             third = nn.Sequential(nn.Conv2d(filters[1], filters[2], 3, stride=2), *_after(filters[2], dropout))
             stages = {"conv1": first, "conv2": second, "conv3": third}
             height, width = _third(height // 4), _third(width // 4)
-        fc = nn.Linear(filters[-1] * height * width, spec.classes, bias=False)
+        fc = nn.Linear(filters[-1] * height * width, spec.outputs, bias=False)
         return FedHeNet(stages, nn.Flatten(), fc)
 
 

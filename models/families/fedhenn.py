@@ -66,4 +66,4 @@ class FedHeNNFamily(Family):
         for number, (inputs, outputs) in enumerate(pairwise(sizes), 1):
             dense = nn.Linear(inputs, outputs)
             stages[f"fc{number}"] = nn.Sequential(nn.Flatten(), dense, nn.ReLU(inplace=True))
-        return Chain(stages, nn.Flatten(), nn.Linear(sizes[-1], spec.classes))
+        return Chain(stages, nn.Flatten(), nn.Linear(sizes[-1], spec.outputs))

@@ -65,4 +65,4 @@ class FedInV1Family(Family):
             stages[f"stage{number}"] = nn.Sequential(first, *(Block(outputs, width) for _ in range(further)))
             inputs = outputs
         pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        return Chain(stages, pool, nn.Linear(inputs, spec.classes))
+        return Chain(stages, pool, nn.Linear(inputs, spec.outputs))

@@ -29,6 +29,7 @@ _FAMILIES = {
     "fedhe-cnn": ("fedhe", "FedHeFamily"),
     "fedhenn-cnn": ("fedhenn", "FedHeNNFamily"),
     "fedin-v1": ("fedin_v1", "FedInV1Family"),
+    "conv1d": ("conv1d", "Conv1dFamily"),
     "lstm": ("lstm", "LstmFamily"),
 }
 

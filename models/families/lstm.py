@@ -71,4 +71,4 @@ class LstmFamily(Family):
     variants = tuple(LAYERS)
 
     def make(self, variant: str, spec: InputSpec) -> Net:
-        return Lstm(LAYERS[variant], self.options, spec.vocabulary, spec.classes)
+        return Lstm(LAYERS[variant], self.options, spec.vocabulary, spec.outputs)

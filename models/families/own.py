@@ -19,9 +19,8 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from fleetbed.models.base import Family, Index, InputSpec, Net, Options, input_dtype
+from fleetbed.models.base import Family, Index, InputSpec, Net, Options, input_dtype, label_loss
 from fleetbed.models.plug_ins import PlugIn, blamed
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.explain import explain
@@ -33,6 +32,7 @@ class Uncut(Net):
     """A plain torch module as a model without cut points. Its tensors keep their names."""
 
     extractor_parts = classifier_parts = frozenset()
+    plain: nn.Module
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class OwnFamily(Family):
         """Refuse a variant whose loss on these samples is not finite before it has been trained."""
         for variant in self.variants:
             with blamed(self._found.source, f"{variant} cannot be trained"), torch.no_grad():
-                loss = float(F.cross_entropy(self.empty(variant, spec).train()(x), y))
+                loss = float(label_loss(self.empty(variant, spec).train()(x), y))
             if not isfinite(loss):
                 raise self._wrong(
                     f"the loss of {variant} on the first {len(x)} training samples is {loss:g} before any training; "
@@ -226,12 +226,13 @@ class OwnFamily(Family):
         x = torch.zeros(SAMPLES, *spec.shape, dtype=input_dtype(spec))
         with blamed(self._found.source, f"{variant} cannot read data of shape {spec.shape}"), torch.no_grad():
             out = copy.deepcopy(net).eval()(x)
-        wanted = (SAMPLES, spec.classes)
+        wanted = (SAMPLES, spec.outputs)
         if not isinstance(out, Tensor) or tuple(out.shape) != wanted:
             found = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+            columns = f"{spec.targets} numbers" if spec.targets else f"the score of each of the {spec.classes} classes"
             raise self._wrong(
                 f"{variant} returns {found} for {SAMPLES} samples of shape {spec.shape}, but {wanted} is needed: one "
-                f"row for each sample with the score of each of the {spec.classes} classes"
+                f"row for each sample with {columns}"
             )
 
     def _wrong(self, what: str) -> BadInput:

@@ -176,7 +176,7 @@ class ResNetFamily(Family):
         return tuple(ceil(rate * self.options.base_width * 2**stage) for stage in range(4))
 
     def make(self, variant: str, spec: InputSpec) -> Net:
-        return ResNet(self.cuts[variant].blocks, self.widths(variant), self.options, spec.shape[0], spec.classes)
+        return ResNet(self.cuts[variant].blocks, self.widths(variant), self.options, spec.shape[0], spec.outputs)
 
     def index(self, variant: str, spec: InputSpec, shift: int = 0) -> dict[str, Index]:
         tensors = self.outline(variant, spec).state_dict()

@@ -130,7 +130,7 @@ class VitFamily(Family):
             )
 
     def make(self, variant: str, spec: InputSpec) -> Net:
-        return Vit(LAYERS[variant], self.options, spec.shape, spec.classes)
+        return Vit(LAYERS[variant], self.options, spec.shape, spec.outputs)
 
     def build(self, variant: str, spec: InputSpec) -> Net:
         net = super().build(variant, spec)

@@ -164,3 +164,40 @@ def test_quantities_without_sense(capsys: pytest.CaptureFixture[str], change: st
     assert err.count("\n") == 1
     assert change.split("=")[0] in err
     assert "is needed" in err
+
+
+def test_all_mistakes_of_parameters_and_of_a_sweep_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(
+        "title: Many mistakes\n"
+        "fleet: demo\n"
+        "algorithms: [{name: fedprox, params: {mu: much, nu: 1}}, {name: fedin}]\n"
+        "policies: [{kind: deadline}]\n"
+        "sweep: {training.batch: [8, none], seeds: [[1]], model.family: [resnet-stage, lstm, resnot]}\n"
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(["profiles", "check", str(path)])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    for part in (
+        "algorithms.0.params.mu is",
+        "algorithms.0.params.nu: there is no key 'nu'",
+        "policies.0.deadline_s is missing",
+        "with sweep batch=none: training.batch is",
+        "sweep.seeds cannot be swept",
+    ):
+        assert told.count(part) == 1, part
+    path.write_text(
+        "title: Wrong at some points\n"
+        "fleet: demo\n"
+        "algorithms: [{name: fedprox}, {name: fedin}]\n"
+        "sweep: {model.family: [resnet-stage, lstm, resnot], algorithms.0.params.mu: [0.1, much]}\n"
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(["profiles", "check", str(path)])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    for part in ("lstm needs text", "there is no model family 'resnot'", 'algorithms.0.params.mu is "much"'):
+        assert told.count(part) == 1, part

@@ -102,6 +102,7 @@ def slow_kind(both: Both, tmp_path: Path) -> tuple[tuple[str, ...], float, float
     return sets, (max(needed[0], needed[1]) + min(needed[2], needed[3])) / 2, max(needed.values())
 
 
+@pytest.mark.slow
 def test_a_deadline_that_a_kind_of_device_misses_is_reported_in_forecast_and_run(
     both: Both, slow_kind: tuple[tuple[str, ...], float, float]
 ) -> None:
@@ -138,6 +139,7 @@ def test_the_budget_that_is_named_helps(both: Both, slow_kind: tuple[tuple[str, 
     assert query(folder, "SELECT count(*) FROM tasks WHERE outcome = 'late'") == [(0,)]
 
 
+@pytest.mark.slow
 def test_a_deadline_that_can_be_met_gives_no_warning(
     both: Both, slow_kind: tuple[tuple[str, ...], float, float]
 ) -> None:

@@ -135,3 +135,78 @@ def test_what_is_wrong_with_a_file_ends_the_command_with_exit_code_2(
     assert says.format(tmp_path) in said
     assert said.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_the_example_of_a_data_file_runs(tmp_path: Path) -> None:
+    (tmp_path / "my_data.py").write_text(blocks("data.md", "python")[0])
+    path = tmp_path / "waves.yaml"
+    path.write_text(blocks("data.md", "yaml")[0])
+    out = tmp_path / "out"
+    sets = ("--set", "processes=inline", "--set", "training.batch=8")
+    assert run(str(path), *sets, "--out", str(out)) == 0
+    ((files,),) = query(out / "heteroavg-sync-1", "SELECT value FROM meta WHERE key = 'files'")
+    assert list(json.loads(files)) == [str(tmp_path / "my_data.py")]
+    accuracy, f1 = zip(*query(out / "heteroavg-sync-1", "SELECT accuracy, f1 FROM evaluations"), strict=True)
+    assert max(accuracy) > 0.5 > accuracy[0]
+    assert max(f1) > 0.4
+
+
+REGRESSION = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+VARIANTS = ("small", "large")
+def build(variant, spec):
+    width = 8 if variant == "small" else 16
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, width), nn.ReLU(), nn.Linear(width, spec.outputs))
+def make(samples):
+    x = torch.randn(samples, 6, generator=torch.Generator().manual_seed(samples))
+    return TensorDataset(x, 20 * x[:, 0] + 100)
+def train(): return make(400)
+def test(): return make(100)
+"""
+
+
+def test_a_regression_is_judged_by_its_error_from_the_run_to_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "both.py").write_text(REGRESSION)
+    path, out = tmp_path / "numbers.yaml", tmp_path / "out"
+    path.write_text(
+        "title: numbers\nfleet: demo\ndata: {name: ./both.py, partition: {kind: iid}}\nmodel: {family: ./both.py}\n"
+        "algorithms: [{name: heteroavg}, {name: fedprox}]\nrounds: 4\nprocesses: inline\ntiming: {source: modelled}\n"
+        "training: {epochs: 5, optimizer: {lr: 0.002}}\n"
+    )
+    assert run(str(path), "--out", str(out)) == 0
+    assert re.search(r"heteroavg-sync-1: mean absolute error [\d.]+ after round 4", capsys.readouterr().err)
+    rows = query(out / "heteroavg-sync-1", "SELECT accuracy, f1, mae FROM evaluations ORDER BY version")
+    assert all(accuracy is None and f1 is None for accuracy, f1, _ in rows)
+    assert rows[-1][2] < 30 < rows[0][2]
+    with pytest.raises(SystemExit, match="0"):
+        main(["report", str(out), "--out", str(tmp_path / "page.html")])
+    page = (tmp_path / "page.html").read_text()
+    assert "Test mean absolute error against device time" in page
+    assert "Best final mean absolute error" in page
+    assert "ccuracy<" not in page
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="0"):
+        main(["compare", str(out), "--target", "0.9"])
+    said = capsys.readouterr().out
+    assert "Final mean absolute error" in said
+    assert "%" not in said.split("Peak memory")[0]
+    with pytest.raises(SystemExit, match="0"):
+        main(["plot", "time", str(out), "--out", str(tmp_path / "figures")])
+
+
+@pytest.mark.parametrize("method", ["fedhe", "fd"])
+def test_a_method_that_goes_by_classes_refuses_numbers(
+    tmp_path: Path, method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "both.py").write_text(REGRESSION)
+    path = tmp_path / "numbers.yaml"
+    path.write_text(
+        "title: numbers\nfleet: demo\ndata: {name: ./both.py, partition: {kind: iid}}\nmodel: {family: ./both.py}\n"
+        f"algorithms: [{{name: {method}}}]\n"
+    )
+    assert run(str(path), "--out", str(tmp_path / "out")) == 2
+    assert f"{method} goes by the classes of samples, but the labels of" in capsys.readouterr().err

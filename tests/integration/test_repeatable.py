@@ -76,6 +76,7 @@ def test_all_ways_of_running_give_the_same(go: Start, policy: str) -> None:
             assert results(go(f"{mode}-one", *sets, f"processes={mode}")) == first
 
 
+@pytest.mark.slow
 def test_the_state_of_a_client_is_available_however_early_the_host_finished(go: Start) -> None:
     """Processes write their files when the host is done, which under async may be many merges before the task ends."""
     sets = ("algorithms=[{name: fedhe, params: {batch: 4}}]", "policies=[{kind: async, concurrency: 4}]", "rounds=3")

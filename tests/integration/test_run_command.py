@@ -23,6 +23,7 @@ def fleetbed(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.slow
 def test_a_study_is_carried_out_and_its_folder_printed(tmp_path: Path) -> None:
     done = fleetbed("run", *ARGUMENTS, "--set", "seeds=[1, 2]", "--set", "rounds=1", "--out", "mine", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "mine\n")
@@ -41,7 +42,7 @@ def test_a_study_is_carried_out_and_its_folder_printed(tmp_path: Path) -> None:
     assert told["runs"] == [f"mine/heteroavg-sync-{seed}" for seed in (1, 2)]
     for seed in (1, 2):
         found = told["results"][f"heteroavg-sync-{seed}"]
-        line = f"heteroavg-sync-{seed}: accuracy {found['accuracy']['global']:.1%} after round {found['round']}"
+        line = f"heteroavg-sync-{seed}: accuracy {found['scores']['global']:.1%} after round {found['round']}"
         assert line in done.stderr.splitlines()[-2:]
         assert line in resumed.stderr.splitlines()[-2:]
     one = fleetbed("run", "--resume", "mine/heteroavg-sync-2", cwd=tmp_path)
@@ -99,6 +100,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path: Path, arguments:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_cleanly_stopped_run_can_be_resumed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fleetbed.cli.main", "run", *ARGUMENTS, "--set", "rounds=200", "--out", "mine"]
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # under nohup we ignore it, and so would the command

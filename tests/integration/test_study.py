@@ -354,8 +354,8 @@ def test_series_are_never_mixed(tmp_path: Path) -> None:
     (folder,) = study(tmp_path / "s", f"algorithms=[{HOMO}]", "data.public=8", "rounds=1")
     found = read_result(folder)
     assert found is not None
-    assert {"global", "personal-own"} <= found.accuracy.keys()
+    assert {"global", "personal-own"} <= found.scores.keys()
     assert "global model" in str(found)
     assert "personal models on own data" in str(found)
     ((mean,),) = query(folder, "SELECT avg(accuracy) FROM evaluations WHERE client IS NULL AND round = 1")
-    assert found.accuracy["global"] == pytest.approx(mean)
+    assert found.scores["global"] == pytest.approx(mean)

@@ -51,6 +51,7 @@ def test_a_run_does_not_depend_on_its_output(tmp_path: Path, out: str, err: str,
     assert again == 2, "it exists"
 
 
+@pytest.mark.slow
 def test_files_in_the_current_folder_are_not_imported_and_a_long_temporary_folder_has_no_effect(
     tmp_path: Path,
 ) -> None:

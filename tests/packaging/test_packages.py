@@ -26,7 +26,15 @@ except ModuleNotFoundError:  # Python 3.10, where pytest brings the same reader 
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
-ORDER = ("profiles", "models", "emulator", "analysis", "api", "cli")  # each may import itself and those before it
+ORDER = (
+    "profiles",
+    "models",
+    "emulator",
+    "flower",
+    "analysis",
+    "api",
+    "cli",
+)  # each may import itself and those before it
 #: the same inside the packages that have sub-packages; modules beside these stand above them all
 SUB_PACKAGES = {
     "models": ("families", "cost"),
@@ -161,7 +169,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else() -> None:
     files = metadata.files("fleetbed") or []
     outside = {file.parts[0] for file in files if not file.parts[0].startswith(("fleetbed", ".."))}
     assert outside == set()
-    in_package = {file.parts[1] for file in files if file.parts[0] == "fleetbed"}
+    in_package = {file.parts[1] for file in files if file.parts[0] == "fleetbed"} - {"__pycache__"}
     assert in_package == {*ORDER, *(path.name for path in (ROOT / "api").iterdir() if path.is_file())} - {"api"}
     assert any(file.name == "LICENSE" for file in files)
 

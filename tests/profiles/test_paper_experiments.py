@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fleetbed.emulator.algorithms import load_method, read_params
 from fleetbed.emulator.data.sources import DOWNLOADED as NAMED
+from fleetbed.emulator.data.sources import SHIPPED
 from fleetbed.emulator.engine.layout import Layout, check_method, lay_out
 from fleetbed.emulator.method.algorithm import Client, Context
 from fleetbed.models.base import InputSpec
@@ -167,7 +168,7 @@ def test_the_settings_in_the_header_can_be_given(name: str) -> None:
             for variant in (choice.variant,) if choice.variant else model.assign:
                 family(model.family, model.options).check_variant(variant)
         assert clients_of(load_fleet(changed.fleet))
-        assert changed.data.name in NAMED or changed.data.name.endswith(".npz")
+        assert changed.data.name in {SHIPPED, *NAMED}
 
 
 def test_the_headers_contain_settings() -> None:

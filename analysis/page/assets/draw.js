@@ -119,7 +119,7 @@ function lineChart(box, measure, payload, group, xLabel, height) {
     .map((one, place) => ({...one, curve: loss ? payload.losses[place] : payload.curves[axis][place]}))
     .filter((one) => one.shown === group.shown && one.curve !== null);
   if (!drawn.length) {
-    box.replaceChildren(element("p", {class: "note"}, axis === "joules"
+    box.replaceChildren(element("p", {class: "note"}, axis === "joules" && payload.curves.rounds.some((curve) => curve !== null)
       ? "No device in this fleet states its power." : "There is no evaluation yet."));
     return () => {};
   }
@@ -127,7 +127,8 @@ function lineChart(box, measure, payload, group, xLabel, height) {
   const edges = (sign) => drawn.flatMap(({curve}) => curve.mean
     .map((mean, i) => mean === null ? null : mean + sign * (curve.sd ? curve.sd[i] : 0)).filter((value) => value !== null));
   const [bottom, top] = loss ? [Math.max(0, Math.min(...edges(-1))), Math.max(...edges(1), 1e-3) * 1.05] : group.range;
-  const valueText = (value) => loss ? value.toFixed(3) : (100 * value).toFixed(1);
+  const isShare = !loss && payload.metric.name === "accuracy"; // else in the unit of the loss or of the labels
+  const valueText = (value) => loss ? value.toFixed(3) : isShare ? (100 * value).toFixed(1) : digits(value);
   const right = Math.max(...drawn.map((one) => one.curve.x.at(-1))) / size || 1;
 
   return redrawOnResize(box, (width) => {
@@ -135,10 +136,10 @@ function lineChart(box, measure, payload, group, xLabel, height) {
     const x = (value) => pad.left + (value / right) * (width - pad.left - pad.right);
     const y = (value) => height - pad.bottom - ((value - bottom) / (top - bottom)) * (height - pad.top - pad.bottom);
     const root = svg("svg", {viewBox: `0 0 ${width} ${height}`, height, role: "img",
-      "aria-label": `Test ${loss ? "loss" : "accuracy"} against ${xLabel.toLowerCase()}`});
+      "aria-label": `Test ${loss ? "loss" : payload.metric.title.toLowerCase()} against ${xLabel.toLowerCase()}`});
     for (const value of ticks(bottom, top, (height - 50) / 45)) {
       root.append(svg("path", {class: "grid", d: `M${pad.left} ${y(value)}H${width - pad.right}`}));
-      root.append(svg("text", {x: pad.left - 8, y: y(value) + 4, "text-anchor": "end"}, loss ? tickText(value) : String(Math.round(value * 1000) / 10)));
+      root.append(svg("text", {x: pad.left - 8, y: y(value) + 4, "text-anchor": "end"}, isShare ? String(Math.round(value * 1000) / 10) : tickText(value)));
     }
     for (const value of ticks(0, right, width / 90)) {
       root.append(svg("path", {class: "axis", d: `M${x(value)} ${height - pad.bottom}v4`}));
@@ -148,7 +149,7 @@ function lineChart(box, measure, payload, group, xLabel, height) {
     root.append(svg("text", {x: (pad.left + width - pad.right) / 2, y: height - 5, "text-anchor": "middle"}, xLabel + (unit ? ` (${unit})` : "")));
     for (const target of targets) { // the label stands outside, where it covers no curve
       root.append(svg("path", {class: "target", d: `M${pad.left} ${y(target)}H${width - pad.right}`}));
-      root.append(svg("text", {x: width - pad.right + 4, y: y(target) + 4}, `${Number((100 * target).toFixed(3))}\u00a0%`));
+      root.append(svg("text", {x: width - pad.right + 4, y: y(target) + 4}, isShare ? `${Number((100 * target).toFixed(3))}\u00a0%` : tickText(target)));
     }
     for (const one of drawn) {
       const colour = `var(--c${one.colour})`;
@@ -179,7 +180,7 @@ function lineChart(box, measure, payload, group, xLabel, height) {
       }
     }
     box.replaceChildren(root);
-    reading(box, root, drawn, {x, size, right, axis, pad, width, height, valueText, unit: loss ? "" : " %"});
+    reading(box, root, drawn, {x, size, right, axis, pad, width, height, valueText, unit: isShare ? " %" : ""});
   });
 }
 

@@ -54,7 +54,7 @@ function stragglers(root, run, payload) {
   }
   const flops = sum(run.clients.map((row) => row[payload.columns.indexOf("flops")]));
   const lost = sum(run.waste.map((row) => row.flops));
-  sentences.push(!flops ? "Nothing was computed." : lost ? `${percent(lost / flops)} of all computation was wasted.` : "No computation was wasted.");
+  if (flops) sentences.push(lost ? `${percent(lost / flops)} of all computation was wasted.` : "No computation was wasted.");
   root.querySelector("#straggler-summary").textContent = sentences.join(" ");
 
   const waited = run.rounds.waited_for.slice(0, 8).map(([client, times, seconds]) => [clientName(run, payload, client), times, quantity(seconds, "time")]);
@@ -95,6 +95,7 @@ class Curves {
 
   show(payload) {
     this.payload = payload;
+    if (payload.metric && payload.metric.name !== "accuracy") this.clients.judge(payload.metric.title);
     keepChoice(this.select, payload.groups.map((group, place) => element("option", {value: place}, `${group.shown}: ${group.title}`)));
     this.root.querySelector("#series-bar").hidden = payload.groups.length < 2;
     this.draw();

@@ -260,7 +260,12 @@ def test_bytes_and_work() -> None:
         assert so_far.replies[1][0].message.nbytes() == work.bytes_up == size + extra
         assert so_far.replies[1][0].keep.nbytes() == size
     assert work.earlier == (Phase(steps=3, batch=8, parameter_passes=2),)
-    assert (work.steps, work.parameter_passes, work.held_models, work.held_values) == (3, 2, 3, 30 * 16)
+    assert (work.steps, work.parameter_passes, work.held_models, work.held_values) == (
+        3,
+        2,
+        3,
+        30 * 16 + parameters // 2,
+    )
     assert work.once == (Pass("train", "all", 1, 30),)
     common = dpa(bed, threshold=1.0, lambda2=0).work(method.setup(), Assignment(client=client))
     assert (common.earlier, common.steps, common.parameter_passes) == ((), 3, 0)

@@ -44,7 +44,7 @@ class RosterBed:
     def __init__(
         self,
         *variants: str,
-        steps_down: bool = True,
+        on_oom: str = "step-down",
         capped: bool = True,
         needed: int = 1,
         folder: Path = Path("nowhere"),
@@ -68,7 +68,7 @@ class RosterBed:
         self.clients = clients
         self.tasks: dict[int, object] = {}
         self.away: list[int] = []
-        timing = SimpleNamespace(steps_down=steps_down)
+        timing = SimpleNamespace(on_oom=on_oom)
         prepared = SimpleNamespace(participants=participants, method=self.method, timing=timing)
         progress = SimpleNamespace(
             clients=clients,
@@ -129,6 +129,6 @@ def test_one_without_a_smaller_variant_leaves_the_run(variant: str, capped: bool
 
 
 def test_where_the_timeline_must_not_depend_on_this_host_the_run_ends() -> None:
-    bed = RosterBed("large", steps_down=False)
+    bed = RosterBed("large", on_oom="end")
     with pytest.raises(FleetbedError, match=r"large, which should fit: killed; raise budgets\.memory_margin"):
         bed.roster.step_down(ended(0), "killed")

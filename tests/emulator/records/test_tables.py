@@ -30,6 +30,17 @@ ROUND = {
     "host_end_s": 9.0,
     "merged": 2,
 }
+EVALUATION = {
+    "version": 1,
+    "round": 1,
+    "device_s": 4.0,
+    "target": "v",
+    "variant": "v",
+    "local": 0,
+    "samples": 10,
+    "accuracy": 0.5,
+    "loss": 1.0,
+}
 TASK = {
     "task": 0,
     "client": 3,
@@ -71,7 +82,10 @@ def write_earlier(path: Path, version: int, lacking: tuple[str, ...] = ()) -> No
         for name in lacking:
             db.execute(f"ALTER TABLE tasks DROP COLUMN {name}")
         insert(db, "meta", key="schema_version", value=str(version))
-        insert(db, "tasks", **{name: value for name, value in TASK.items() if name not in lacking})
+        names = {"dilation": "time_scale"} if version > 2 else {}
+        task = {names.get(name, name): value for name, value in TASK.items()}
+        insert(db, "tasks", **{name: value for name, value in task.items() if name not in lacking})
+        insert(db, "evaluations", **EVALUATION)
         for name in ("c", "a", "b"):
             insert(db, "metrics", version=1, name=name, value=0.5)
 
@@ -94,8 +108,8 @@ def test_the_database_explains_its_columns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("version", "lacking"),
-    [(1, ()), (1, ("dilation",)), (2, ())],
-    ids=["version 1", "version 1 without time scale", "version 2"],
+    [(1, ()), (1, ("dilation",)), (2, ()), (3, ())],
+    ids=["version 1", "version 1 without time scale", "version 2", "version 3"],
 )
 def test_records_of_earlier_versions_are_read_and_continued(
     tmp_path: Path, version: int, lacking: tuple[str, ...]
@@ -115,6 +129,8 @@ def test_records_of_earlier_versions_are_read_and_continued(
     assert (task.task, task.client, task.plan_s, task.ended_s) == (0, 3, 2.5, None)
     assert task.time_scale == (None if lacking else 1.5)
     assert [metric.name for metric in after["metrics"]] == ["c", "a", "b"]
+    (tested,) = after["evaluations"]
+    assert (tested.accuracy, tested.f1, tested.mae, tested.score, tested.metric) == (0.5, None, None, 0.5, "accuracy")
     with closing(sqlite3.connect(path)) as db, closing(sqlite3.connect(":memory:")) as stated:
         stated.executescript(schema(SCHEMA_VERSION))
         assert layout(db) == layout(stated)

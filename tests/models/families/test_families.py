@@ -24,12 +24,14 @@ SMALL = {  # options that make training a model of any family a matter of millis
     "resnet-segment": {"base_width": 4},
     "vit-layer": {"patch": 16, "width": 24, "heads": 3},
     "fedhenn-cnn": {"filters": (6, 5, 4), "hidden": (9, 8)},
+    "conv1d": {"width": 6},
     "lstm": {"embedding": 11, "hidden": 6},
 }
 SPECS = {
     "resnet-grid": InputSpec((3, 8, 8), 5),
     "fedhe-cnn": InputSpec((1, 12, 12), 5),
     "fedin-v1": InputSpec((1, 6, 6), 5),
+    "conv1d": InputSpec((3, 20), 5),
     "lstm": TEXT,
 }
 
@@ -82,6 +84,7 @@ def test_the_families() -> None:
         "fedhe-cnn",
         "fedhenn-cnn",
         "fedin-v1",
+        "conv1d",
         "lstm",
     )
     assert [name for name in family_names() if not small(name).shared] == ["fedhe-cnn", "fedhenn-cnn"]
