@@ -119,7 +119,7 @@ function lineChart(box, measure, payload, group, xLabel, height) {
     .map((one, place) => ({...one, curve: loss ? payload.losses[place] : payload.curves[axis][place]}))
     .filter((one) => one.shown === group.shown && one.curve !== null);
   if (!drawn.length) {
-    box.replaceChildren(element("p", {class: "note"}, axis === "joules"
+    box.replaceChildren(element("p", {class: "note"}, axis === "joules" && payload.curves.rounds.some((curve) => curve !== null)
       ? "No device in this fleet states its power." : "There is no evaluation yet."));
     return () => {};
   }
