@@ -44,7 +44,9 @@ def experiment(path: Path, data: dict[str, Any]) -> str:
 def test_list_shows_which_sets_are_ready(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("list", "--json") == 0
     sets = {row["name"]: row["ready"] for row in json.loads(capsys.readouterr().out)}
-    expected = dict.fromkeys(("fashion-mnist", "mnist", "cifar10", "cifar100", "svhn"), False)
+    expected = dict.fromkeys(
+        ("fashion-mnist", "mnist", "cifar10", "cifar100", "svhn", "cinic10", "sentiment140"), False
+    )
     assert sets == expected | {"fashion-mini": True, "sensors": True}
     assert run("list") == 0
     assert "fashion-mini" in capsys.readouterr().out

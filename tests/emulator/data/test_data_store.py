@@ -216,7 +216,10 @@ def test_settings_for_images_are_refused_for_texts(save: Save, change: Arrays) -
     ("name", "words"),
     [
         ("fashion-mnst", "there is no data set 'fashion-mnst'; did you mean fashion-mnist or fashion-mini"),
-        ("zzz", "allowed are cifar10, cifar100, fashion-mini, fashion-mnist, mnist, sensors, svhn"),
+        (
+            "zzz",
+            "allowed are cifar10, cifar100, cinic10, fashion-mini, fashion-mnist, mnist, sensors, sentiment140, svhn",
+        ),
         ("no/such.npz", "no/such.npz does not exist: give the path of an .npz file"),
     ],
 )
