@@ -72,10 +72,10 @@ def read_app(folder: Path, where: str = "flower.app") -> AppParts:
     path = folder / "pyproject.toml"
     if not is_file(path, where):
         raise BadInput(f"{shown} is not a Flower app: there is no pyproject.toml in it.")
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
+    if sys.version_info < (3, 11):
+        raise HostCannot("Flower apps need Python 3.11 or newer, as Flower itself does.")
+    import tomllib
+
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
