@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from fleetbed.profiles.errors import BadInput, nearest
+from fleetbed.profiles.errors import BadInput, HostCannot, nearest
 from fleetbed.profiles.experiment import Experiment
 from fleetbed.profiles.files import is_file, is_folder, show_path
 

@@ -200,6 +200,10 @@ class EvaluationRow(Row, frozen=True):
     f1: Annotated[Fraction | None, "F1 of each class, as the mean over classes; NULL: their labels are numbers"] = None
     mae: Annotated[Figure | None, "mean absolute error; NULL: their labels are classes, or it is not finite"] = None
 
+    def __post_init__(self) -> None:
+        if self.accuracy is None and self.mae is None and self.loss is not None:
+            raise ValueError("neither accuracy nor mae, although the loss is finite")
+
     @property
     def series(self) -> TargetSeries:
         return target_series(self.client, bool(self.local))

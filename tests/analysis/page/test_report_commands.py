@@ -61,7 +61,7 @@ def test_compare_in_its_forms(study: Path, capsys: pytest.CaptureFixture[str]) -
     assert run_command("compare", study, "--format", "latex") == 0
     assert r"\begin{tabular}" in capsys.readouterr().out
     assert run_command("compare", study, "--format", "csv") == 0
-    assert capsys.readouterr().out.startswith("method,policy,series,seeds,diverged,final_mean")
+    assert capsys.readouterr().out.startswith("method,policy,series,metric,seeds,diverged,final_mean")
     assert run_command("compare", study, "--show", "rounds") == 0
     assert "| Round 0 |" in capsys.readouterr().out
     assert run_command("compare", study, "--show", "costs", "--format", "csv") == 0

@@ -93,7 +93,7 @@ def test_nothing_but_divergence_still_has_a_report(tmp_path: Path) -> None:
 
 
 def test_a_loss_of_null_is_read_as_divergence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And an accuracy of NULL, which no version has ever written, as damage."""
+    """And an accuracy of NULL beside a finite loss, which no version has ever written for classes, as damage."""
     folder = write_run(tmp_path, rounds=3)
     with sqlite3.connect(folder / "run.sqlite") as db:
         db.execute("CREATE TABLE other AS SELECT * FROM evaluations")
@@ -110,7 +110,7 @@ def test_a_loss_of_null_is_read_as_divergence(tmp_path: Path, capsys: pytest.Cap
     assert run_command("report", folder, "--out", tmp_path / "r.html") == 0
     capsys.readouterr()
     with sqlite3.connect(folder / "run.sqlite") as db:
-        db.execute("UPDATE evaluations SET accuracy = NULL WHERE version = 3")
+        db.execute("UPDATE evaluations SET accuracy = NULL WHERE version = 1")
     db.close()
     assert run_command("compare", folder) == 2
     assert "table evaluations row" in capsys.readouterr().err

@@ -220,10 +220,12 @@ class MadeUpData:
         self.y = torch.from_numpy(rng.integers(0, spec.classes, samples))
         patterns = torch.from_numpy(rng.normal(size=(spec.classes, *spec.shape)).astype(np.float32))
         noise = torch.from_numpy(rng.normal(size=(samples, *spec.shape)).astype(np.float32))
-        self.y_train = self.y.numpy()
         self.x = patterns[self.y] + 0.5 * noise
         if spec.vocabulary:  # a text of word numbers
             self.x = (self.x.abs() * spec.vocabulary / 8).long() % spec.vocabulary
+
+    def strata(self, split: str) -> np.ndarray:
+        return self.y.numpy()
 
     def batch(self, split: str, indices: np.ndarray, rng: Any) -> tuple[Tensor, Tensor]:
         rows = torch.as_tensor(np.asarray(indices))

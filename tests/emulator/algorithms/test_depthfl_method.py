@@ -133,7 +133,7 @@ def test_predictions_are_the_mean_of_all_exits() -> None:
 
 def test_two_quadratics_under_feddyn_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """f_i = (y - b_i)^2 / 2 with b = (0, 2), alpha 1, one step of 1/2: the mean is at the optimum from round 1 on."""
-    monkeypatch.setattr(F, "cross_entropy", lambda out, b: ((out - b[:, None]) ** 2).mean() / 2)
+    monkeypatch.setattr(F, "cross_entropy", lambda out, b, **_: ((out - b[:, None]) ** 2).mean() / 2)
     plain = Training(batch=2, optimizer=Optimizer(lr=0.5, momentum=0.0))
     bed = Bed(Point(None), ["point", "point"], samples=2, training=plain)
     bed.data.y = torch.tensor([0, 0, 2, 2])

@@ -95,7 +95,7 @@ def test_an_overlay_has_the_parts_that_were_received_and_leaves_the_own_model_al
 def test_every_variant_holds_the_first_channels(name: str) -> None:
     """What `leading` relies on."""
     nets = family(name)
-    shape = (6,) if nets.reads == "text" else (3, 64, 64)
+    shape = {"text": (6,), "values": (3, 64), "images": (3, 64, 64)}[nets.reads]
     spec = InputSpec(shape, 10, vocabulary=50 if nets.reads == "text" else 0)
     for rows in (rows for variant in nets.variants for rows in nets.index(variant, spec).values()):
         assert all(part is None or torch.equal(part, torch.arange(len(part))) for part in rows)

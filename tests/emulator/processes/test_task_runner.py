@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,9 +22,11 @@ from fleetbed.profiles.experiment import AlgorithmChoice, Optimizer
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> TaskRunner:
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> TaskRunner:
     monkeypatch.setattr(task_runner, "_rehearsed", set())
-    return place(Case("resnet-width", "resnet26-eighth", InputSpec((1, 16, 16), 4), batch=2, optimizer=Optimizer()))
+    return place(
+        Case("resnet-width", "resnet26-eighth", InputSpec((1, 16, 16), 4), batch=2, optimizer=Optimizer()), tmp_path
+    )
 
 
 @pytest.fixture
