@@ -10,8 +10,11 @@ import hashlib
 from collections.abc import Collection
 
 from fleetbed.emulator.records.records import Records
+from fleetbed.emulator.records.tables import ADDED_SCORES, EvaluationRow, columns
 
 MODULUS = 1 << 128
+#: without the scores that came later, so that the digests in older checkpoints hold
+SCORED = ", ".join(name for name in columns(EvaluationRow) if name not in ADDED_SCORES)
 
 
 class Seal:
@@ -29,7 +32,7 @@ class Seal:
         since = -1 if self._version is None else self._version
         self._add("rounds", f"version > {since} AND version <= {version}")
         self._add("metrics", f"version > {since} AND version <= {version} AND task IS NULL")
-        self._add("evaluations", f"version >= {since} AND version < {version}")
+        self._add("evaluations", f"version >= {since} AND version < {version}", SCORED)
         candidates = [*self._open, *range(self._next_task, next_task)]
         for number in candidates:
             if number not in under_way:
@@ -38,7 +41,7 @@ class Seal:
         self._next_task, self._version = next_task, version
         return f"{self._sum:032x}"
 
-    def _add(self, table: str, which: str) -> None:
-        for row in self._records.rows(f"SELECT * FROM {table} WHERE {which}"):
+    def _add(self, table: str, which: str, selected: str = "*") -> None:
+        for row in self._records.rows(f"SELECT {selected} FROM {table} WHERE {which}"):
             digest = hashlib.blake2b(repr((table, row)).encode(), digest_size=16).digest()
             self._sum = (self._sum + int.from_bytes(digest, "little")) % MODULUS

@@ -113,7 +113,7 @@ def test_a_loss_of_null_is_read_as_divergence(tmp_path: Path, capsys: pytest.Cap
         db.execute("UPDATE evaluations SET accuracy = NULL WHERE version = 1")
     db.close()
     assert run_command("compare", folder) == 2
-    assert "table evaluations row" in capsys.readouterr().err
+    assert "table evaluations: neither accuracy nor mae" in capsys.readouterr().err
 
 
 def _with_variants(run: Run, *variants: str) -> Run:
