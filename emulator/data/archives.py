@@ -84,7 +84,7 @@ def load(name: str, root: Path) -> Raw:
             f"{known.file} in {root} is damaged: {in_one_line(error)}; "
             f"delete it and set data.download=true to download it again."
         ) from error
-    return checked(x, y, f"{name} in {root}")
+    return checked(x, y, f"{name} in {root}", "images" if known.shape else "texts")
 
 
 def _read_cinic10(path: Path) -> tuple[dict[SplitName, Array], dict[SplitName, Array]]:

@@ -201,7 +201,7 @@ class EvaluationRow(Row, frozen=True):
     mae: Annotated[Figure | None, "mean absolute error; NULL: their labels are classes, or it is not finite"] = None
 
     def __post_init__(self) -> None:
-        if self.accuracy is None and self.mae is None and self.loss is not None:
+        if self.samples and self.accuracy is None and self.mae is None and self.loss is not None:
             raise ValueError("neither accuracy nor mae, although the loss is finite")
 
     @property

@@ -20,7 +20,7 @@ from generated import Maker
 
 from fleetbed.cli.main import main
 
-SOME, ALL = 20, 2000
+SOME, ALL = 30, 2000
 MOST_CPU_S, MOST_WALL_S = 30, 180  # of a case; other processes of the host may take their share of the second
 
 

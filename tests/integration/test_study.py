@@ -282,7 +282,7 @@ def test_the_folder_is_taken_before_anything_is_laid_out(tmp_path: Path, monkeyp
         raise AssertionError("the folder is not ours")
 
     (tmp_path / "s").mkdir()
-    monkeypatch.setattr("fleetbed.emulator.run.study.lay_out", lay_out)
+    monkeypatch.setattr("fleetbed.emulator.run.run.lay_out", lay_out)
     with pytest.raises(BadInput, match="exists"), new_study(experiment, tmp_path / "s", search=(), command=""):
         pass
 

@@ -23,7 +23,7 @@ from fleetbed.profiles.experiment import Experiment, RunConfig
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 EXPERIMENTS = {name: load_experiment(name) for name in available("experiment")}
-SMALL = sorted(name for name, found in EXPERIMENTS.items() if found.data.name == "fashion-mini")
+SMALL = sorted(name for name, found in EXPERIMENTS.items() if found.data.name in ("fashion-mini", "sensors"))
 DOWNLOADED = sorted(EXPERIMENTS.keys() - set(SMALL))
 FULL = [name for name in DOWNLOADED if not name.endswith("-small")]
 DOCS = Path(__file__).parents[2] / "docs" / "experiments.md"

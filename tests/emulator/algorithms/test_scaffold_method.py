@@ -78,7 +78,7 @@ def assert_as_by_hand(bed: Bed, reply: object, ended: dict[str, Tensor], mean: d
 
 def test_two_quadratics_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """f_i = (y - b_i)^2 / 2 with b = (0, 2): both end at 3/4 in the second round, where FedAvg's ends are apart."""
-    monkeypatch.setattr(F, "cross_entropy", lambda out, b: ((out - b[:, None]) ** 2).mean() / 2)
+    monkeypatch.setattr(F, "cross_entropy", lambda out, b, **_: ((out - b[:, None]) ** 2).mean() / 2)
     plain = Training(batch=2, optimizer=Optimizer(lr=0.5, momentum=0.0))
     bed = Bed(ToyPoint(None), ["point", "point"], samples=2, training=plain)
     bed.data.y = torch.tensor([0, 0, 2, 2])

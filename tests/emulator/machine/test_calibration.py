@@ -170,6 +170,7 @@ def a_pass(seconds: float, spread: float = 0.01, other_cores: float = 0.0) -> Me
     return Measured(task=0, seconds=seconds, spread=spread, other_cores=other_cores)
 
 
+@pytest.mark.usefixtures("own_cache")  # a real run on this host would hold its lock
 @pytest.mark.parametrize(
     ("answers", "seconds", "kept"),
     [

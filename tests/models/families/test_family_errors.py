@@ -136,5 +136,5 @@ def test_the_wrong_kind_of_data() -> None:
         family("resnet-stage").build("resnet10", InputSpec((25,), 2, vocabulary=100))
     with pytest.raises(BadInput, match="lstm needs text, but the data is images"):
         family("lstm").build("lstm1", InputSpec((3, 32, 32), 10))
-    with pytest.raises(BadInput, match="a vocabulary, but this one has 0 words"):
+    with pytest.raises(BadInput, match="lstm needs text, but the data is values"):
         family("lstm").build("lstm1", InputSpec((25,), 2))
