@@ -118,6 +118,11 @@ class TaskRunner:
     def kept(self, name: str | None) -> Bundle | None:
         return None if name is None else load_bundle(self.folder / name)
 
+    def assignment(self, order: Train) -> Assignment:
+        """The task as its method sees it."""
+        client = Client(order.client, order.variant, len(self.split.train[order.client]))
+        return Assignment(client=client, task=order.task, stage=order.stage, round=order.round)
+
     def train(
         self, order: Train, message: Bundle, pacer: StepPacer | None, device: str = "cpu"
     ) -> tuple[Reply, LocalJob]:
@@ -127,12 +132,7 @@ class TaskRunner:
         indices = self.split.train[order.client]
         job = LocalJob(
             context=self.context,
-            assignment=Assignment(
-                client=Client(order.client, order.variant, len(indices)),
-                task=order.task,
-                stage=order.stage,
-                round=order.round,
-            ),
+            assignment=self.assignment(order),
             message=message.to(device),
             kept=None if kept is None else kept.to(device),
             device=device,

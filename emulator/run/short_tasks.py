@@ -1,7 +1,8 @@
 """An executor for forecasts: two steps of each kind of task are really carried out, all other answers are copies.
 
 So the answers have the sizes that they will have in the run, whatever the method sends, and the time of a step on this
-host is measured on the way. Two tasks are of one kind if variant, stage and the shapes of what is sent are the same.
+host is measured on the way. Two tasks are of one kind if variant, stage and the shapes of what is sent and of what is
+expected back are the same.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ class KindsOfTasks:
     def short(self, order: Order) -> Short:
         header, message = order.header, codec.unpack(order.frames)
         assert isinstance(header, Train)
-        kind = (header.variant, header.stage, header.kept is not None, *_shapes(message))
+        assert self.runner.method is not None
+        expected = self.runner.method.expects(self.runner.assignment(header), message)
+        specs = sorted(expected.tensors.items()) if expected is not None else []
+        kind = (header.variant, header.stage, header.kept is not None, *_shapes(message), *specs)
         if kind not in self._known:
             most = STEPS if header.most_steps is None else min(STEPS, header.most_steps)
             try:

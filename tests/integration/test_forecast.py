@@ -20,12 +20,14 @@ from fleetbed.profiles.resolve import load_experiment
 Both = Callable[..., tuple[Forecast, Path]]
 #: those whose defaults are too large here, and settings whose messages or work change on the way
 ALGORITHMS = {
+    "fedet": "{name: fedet, params: {public: 8, server_steps: 2, server_batch: 4}}",
     "fedhe": "{name: fedhe, params: {batch: 4}}",
     "fedhenn": "{name: fedhenn, params: {rad: 8}}",
     "fedhenn, all": "{name: fedhenn, params: {rad: 8, kbar_over: all}}",
     "fedhenn, grams by clients": "{name: fedhenn, params: {rad: 8, client_side_gram: true}}",
     "fedhenn, once an epoch": "{name: fedhenn, params: {rad: 8, rad_every: epoch}}",
     "fedhenn_homo": "{name: fedhenn_homo, params: {rad: 8}, variant: resnet10}",
+    "fedmd": "{name: fedmd, params: {public: 8, match_batch: 4}}",
     "fedin v1": "{name: fedin, params: {version: v1}}",
     "fedin, apart": "{name: fedin, params: {aggregation: same-architecture}}",
     "inco over fedin": "{name: inco, params: {base: fedin}}",
