@@ -142,13 +142,13 @@ def test_a_replay_cuts_tasks_to_the_steps_that_fitted_the_deadline(go: Start, tm
     assert results(go("replayed", *cut, f"timing={{source: replay, replay: {first}}}")) == results(first)
 
 
-def test_a_replay_takes_over_that_an_answer_was_rubbish(go: Start) -> None:
+def test_a_replay_repeats_that_an_answer_was_refused(go: Start) -> None:
     first = go("first", "processes=inline", "rounds=1")
     with sqlite3.connect(first / "run.sqlite") as db:  # as the records have it: nothing of it was uploaded
-        db.execute("UPDATE tasks SET outcome = 'refused', detail = 'rubbish', bytes_up = NULL WHERE task = 1")
+        db.execute("UPDATE tasks SET outcome = 'refused', detail = 'invalid', bytes_up = NULL WHERE task = 1")
     replayed = go("replayed", "processes=inline", "rounds=1", f"timing={{source: replay, replay: {first}}}")
     outcomes = "SELECT task, outcome, detail FROM tasks ORDER BY task"
-    assert query(replayed, outcomes) == [(0, "ok", ""), (1, "refused", "rubbish"), (2, "ok", ""), (3, "ok", "")]
+    assert query(replayed, outcomes) == [(0, "ok", ""), (1, "refused", "invalid"), (2, "ok", ""), (3, "ok", "")]
     assert query(replayed, "SELECT merged FROM rounds") == [(3,)]
 
 

@@ -99,7 +99,7 @@ def test_paths_of_an_experiment_are_relative_to_its_file_and_names_stay_names(tm
 def test_paths_of_settings_are_relative_to_where_the_command_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And absolute from then on, for a study may be gone on with from elsewhere."""
+    """And absolute from then on, because a study may be resumed from another folder."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     file = tmp_path / "my.yaml"
