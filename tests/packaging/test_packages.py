@@ -40,6 +40,7 @@ SUB_PACKAGES = {
     "models": ("families", "cost"),
     "emulator": (
         "machine",
+        "cluster",
         "limits",
         "data",
         "method",
@@ -257,7 +258,7 @@ def test_public_names_match_the_package(package: str) -> None:
 def test_the_command_and_the_packages_start_without_torch(module: str) -> None:
     loaded = python(f"import sys, {module}; print(*sys.modules)").split()
     assert module in loaded
-    assert {"torch", "torchvision", "matplotlib", "scipy"}.isdisjoint(loaded)
+    assert {"torch", "torchvision", "matplotlib", "scipy", "ray"}.isdisjoint(loaded)
 
 
 def test_the_command_is_installed() -> None:
