@@ -8,7 +8,8 @@ bare      as many processes as cores, which stay; each loads the same weights in
           client, by a loop written by hand with torch's fused SGD; no message, no merge, no record, no checkpoint
 fleetbed  `fleetbed run` with a process per client, the caps on memory, records, and a checkpoint after every round; a
           round is from the end of the one before to its own end, so the first is left out, but not those in which a
-          client trains for the first time
+          client trains for the first time and takes new memory. `ten` is the same with ten clients in all, so that every
+          client of a counted round has trained before
 Flower    its simulation on Ray, one CPU per client; from the start of a round to that of the next, the first left out.
           Twice: with clients as its tutorial for PyTorch writes them (a model, a DataLoader and an optimiser for every
           message), and tuned (the code of the bare processes, which keeps data and model)
@@ -33,7 +34,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from round_setting import bare, spread, write_experiment
+from round_setting import PER_ROUND, bare, spread, write_experiment
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.absolute())}
 Figures = dict[str, list[float]]
@@ -94,7 +95,9 @@ def _run(command: Sequence[str | Path]) -> str:
 def measure(samples: int, asked: argparse.Namespace, python: Path | None, folder: Path) -> Figures:
     experiment = write_experiment(folder, samples=samples, rounds=asked.rounds, source=asked.source)
     data = folder / f"noise-100x{samples}.npz"
-    figures: Figures = {"bare": [], **{f"{who}{what}": [] for who in ("ours", *STYLES) for what in ("", " whole")}}
+    ten = write_experiment(folder, samples=samples, rounds=asked.rounds, source=asked.source, clients=PER_ROUND)
+    whose = ("ours", "ten", *STYLES)
+    figures: Figures = {"bare": [], **{f"{who}{what}": [] for who in whose for what in ("", " whole")}}
 
     def note(who: str, found: tuple[float, float]) -> None:
         figures[who].append(found[0])
@@ -103,6 +106,7 @@ def measure(samples: int, asked: argparse.Namespace, python: Path | None, folder
     for _ in range(asked.repetitions):
         figures["bare"].append(statistics.mean(bare(data, samples, asked.rounds, len(os.sched_getaffinity(0)))))
         note("ours", ours(experiment, folder))
+        note("ten", ours(ten, folder))
         if python is not None:
             for style in STYLES:
                 note(style, flower(python, data, samples, asked.rounds, style))
@@ -130,8 +134,8 @@ def row(samples: int, figures: Figures) -> str:
         return spread(figures[key]) if figures[key] else "-"
 
     cells = [
-        *(seconds(key) for key in ("bare", "ours", *STYLES)),
-        *(over(key, "bare") for key in ("ours", *STYLES)),
+        *(seconds(key) for key in ("bare", "ours", "ten", *STYLES)),
+        *(over(key, "bare") for key in ("ours", "ten", *STYLES)),
         *(over(style, "ours") for style in STYLES),
         *(seconds(f"{key} whole") for key in ("ours", *STYLES)),
         *(over(f"{style} whole", "ours whole") for style in STYLES),
@@ -150,8 +154,9 @@ def main() -> None:
     asked = parser.parse_args()
     python = install_flower(asked.flower.absolute()) if asked.flower is not None else None
     everybody = ["fleetbed", *(f"Flower {style}" for style in STYLES)]
-    heads = ["samples", "bare s/round", *(f"{who} s/round" for who in everybody)]
-    heads += [f"{who}/bare" for who in everybody] + [f"{who}/fleetbed" for who in everybody[1:]]
+    rounds = ["fleetbed", "fleetbed ten", *everybody[1:]]
+    heads = ["samples", "bare s/round", *(f"{who} s/round" for who in rounds)]
+    heads += [f"{who}/bare" for who in rounds] + [f"{who}/fleetbed" for who in everybody[1:]]
     heads += [f"{who} whole s" for who in everybody] + [f"{who}/fleetbed whole" for who in everybody[1:]]
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     with tempfile.TemporaryDirectory() as name:
