@@ -8,8 +8,8 @@ bare      as many processes as cores, which stay; each loads the same weights in
           client, by a loop written by hand with torch's fused SGD; no message, no merge, no record, no checkpoint
 fleetbed  `fleetbed run` with a process per client, the caps on memory, records, and a checkpoint after every round; a
           round is from the end of the one before to its own end, so the first is left out, but not those in which a
-          client trains for the first time and takes new memory. `ten` is the same with ten clients in all, so that every
-          client of a counted round has trained before
+          client trains for the first time and takes new memory. `ten` is the same with ten clients in all, so that
+          every client of a counted round has trained before
 Flower    its simulation on Ray, one CPU per client; from the start of a round to that of the next, the first left out.
           Twice: with clients as its tutorial for PyTorch writes them (a model, a DataLoader and an optimiser for every
           message), and tuned (the code of the bare processes, which keeps data and model)
