@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from fleetbed.emulator.cluster.guardian import guarded
 from fleetbed.emulator.machine import host
 from fleetbed.profiles.errors import BadInput, HostCannot
 
@@ -71,7 +72,7 @@ def connected(address: str | None) -> Iterator[None]:
             yield
             return
         folder = stack.enter_context(_session_folder()) if address is None else None
-        stack.callback(ray.shutdown)  # before its folder is removed
+        stack.callback(ray.shutdown)  # before what is left of it is ended
         if folder is not None:
             _start(folder)
         else:
@@ -147,7 +148,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _session_folder() -> Iterator[Path]:
-    """Make a folder for the sockets and logs of Ray, and remove it, together with those that killed processes left.
+    """Make a folder for the sockets and logs of Ray, and remove it, together with those that a crash of the host left.
 
     It is below the folder for temporary files, because the path of a socket must be short.
     """
@@ -156,11 +157,9 @@ def _session_folder() -> Iterator[Path]:
         owner = left.name.removeprefix(PREFIX).partition("-")[0]
         if owner.isdecimal() and not Path("/proc", owner).exists():
             shutil.rmtree(left, ignore_errors=True)  # another user's is not ours to remove
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
-    try:
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")).resolve()
+    with guarded(folder):
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)  # a process of Ray may still write its last line
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from fleetbed.emulator.cluster import connection
+from fleetbed.emulator.cluster import connection, guardian
 from fleetbed.emulator.cluster.connection import check_installed, connected
 from fleetbed.emulator.cluster.nodes import SAME, ClusterNode, check_large_enough, check_nodes
 from fleetbed.profiles.errors import BadInput, HostCannot
@@ -179,10 +179,42 @@ with connected(None):
 def test_ray_ends_with_a_killed_process() -> None:
     import psutil
 
-    with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True) as driver:
-        assert driver.stdout is not None
-        of_ray = [psutil.Process(int(pid)) for pid in driver.stdout.readline().split()]
-        driver.send_signal(signal.SIGKILL)
-    assert len(of_ray) >= 2
-    _, alive = psutil.wait_procs(of_ray, timeout=60)
-    assert alive == []
+    folder = Path(tempfile.mkdtemp(prefix="fb-", dir="/tmp"))
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-c", KILLED], env=environment, stdout=subprocess.PIPE, text=True
+        ) as driver:
+            assert driver.stdout is not None
+            below = [psutil.Process(int(pid)) for pid in driver.stdout.readline().split()]  # with the guardian
+            driver.send_signal(signal.SIGKILL)
+        assert len(below) >= 3
+        _, alive = psutil.wait_procs(below, timeout=60)
+        assert alive == []
+        assert list(folder.iterdir()) == []
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_a_process_that_does_not_end_by_itself_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guardian, "CLEAN_S", 0.2)
+    (tmp_path / "log").touch()
+    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+    with (tmp_path / "log").open() as log:
+        users = [
+            subprocess.Popen([sys.executable, "-c", code], stdin=stdin, stdout=subprocess.PIPE)
+            for code, stdin in (
+                (stubborn, log),
+                ("import time; print(flush=True); time.sleep(600)", log),
+                (stubborn, None),
+            )
+        ]
+    for each in users:
+        assert each.stdout is not None
+        each.stdout.readline()
+    guardian.end_users(tmp_path, spared=set())
+    assert [each.wait(60) for each in users[:2]] == [-signal.SIGKILL, -signal.SIGTERM]
+    assert users[2].poll() is None, "it holds no file of the folder open"
+    users[2].kill()
+    for each in users:
+        each.communicate()
