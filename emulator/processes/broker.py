@@ -130,6 +130,10 @@ class Broker:
         if workers and all(worker.state is WorkerState.ABSENT for worker in workers):
             raise FleetbedError(f"no client could be started, {workers[0].name}: {workers[0].lost_by}; see workers.log")
 
+    def workers(self) -> list[Worker]:
+        """All workers that were enlisted."""
+        return list(self._admission.workers.values())
+
     def running(self) -> list[Order]:
         """The orders that have been assigned and have no outcome yet."""
         return [worker.order for worker in self._admission.assigned.values() if worker.order is not None]
@@ -253,14 +257,13 @@ class Broker:
                 identity = self._router.recv(AT_ONCE)
             except zmq.Again:
                 return
-            self._receive(identity)
+            self.deliver(identity, codec.receive(self._router))
             if not self._admission.assigned:
                 return  # no answer is due, and a hello can wait for the next turn
 
-    def _receive(self, identity: bytes) -> None:
-        """Read the rest of a message and handle it."""
+    def deliver(self, identity: bytes, frames: list[zmq.Frame]) -> None:
+        """Handle a message that came from this sender. One that is not valid fails its sender's order."""
         worker = self._by_identity.get(identity)
-        frames = codec.receive(self._router)
         if worker is None:
             return  # the sender is no worker of ours, or has died since
         try:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import zmq
@@ -15,9 +14,9 @@ from fleetbed.emulator.engine.engine import Engine
 from fleetbed.emulator.engine.evaluation import Evaluations
 from fleetbed.emulator.engine.observer import Observer
 from fleetbed.emulator.processes.broker import Broker
-from fleetbed.emulator.processes.executor import SERVICE
 from fleetbed.emulator.processes.worker_state import Worker, WorkerState
-from fleetbed.emulator.wire import codec
+from fleetbed.emulator.records.records import Records
+from fleetbed.emulator.records.tables import Row
 
 MESSAGES = ("drop", "duplicate", "delay", "garble", "cut")
 PROCESSES = ("kill", "stop", "oom")
@@ -34,13 +33,13 @@ class Saboteur(Observer):
         self._plan = sorted(plan.items())
         self.done: list[tuple[str, int, str]] = []
         self.samples: list[tuple[int, int, int]] = []  # round, open files, resident bytes of the broker
-        self._delayed: list[tuple[float, Worker, list[Any]]] = []
+        self._delayed: list[tuple[float, bytes, list[zmq.Frame]]] = []
 
     def start(self, engine: Engine, evaluations: Evaluations) -> None:
         assert isinstance(engine.executor, Broker)
         self._engine, self._broker = engine, engine.executor
-        self._deliver = self._broker._on_message
-        self._broker._on_message = self._on_message  # type: ignore[method-assign]
+        self._deliver = self._broker.deliver
+        self._broker.deliver = self._on_message  # type: ignore[method-assign]
 
     def tick(self) -> None:
         if not hasattr(self, "_engine"):
@@ -48,7 +47,7 @@ class Saboteur(Observer):
         self._sample()
         for entry in [entry for entry in self._delayed if entry[0] <= time.monotonic()]:
             self._delayed.remove(entry)
-            self._late(entry[1], entry[2])
+            self._deliver(*entry[1:])
         if self._due() in PROCESSES:
             self._disturb(self._due())
         elif self._due() == "slow disk":
@@ -64,34 +63,33 @@ class Saboteur(Observer):
         self.done.append((fault, self._engine.progress.policy.round, client))
         del self._plan[0]
 
-    def _on_message(self, worker: Worker, frames: list[zmq.Frame]) -> None:
-        fault = self._due()
-        if fault not in MESSAGES or worker.name.startswith(SERVICE) or worker.order is None or worker.sent_s is None:
-            self._deliver(worker, frames)
+    def _on_message(self, identity: bytes, frames: list[zmq.Frame]) -> None:
+        fault, worker = self._due(), self._client_with_order(identity)
+        if fault not in MESSAGES or worker is None:
+            self._deliver(identity, frames)
             return
         self._did(fault, worker.name)
         if fault == "drop":
             return
         if fault == "delay":
-            self._delayed.append((time.monotonic() + DELAY_S, worker, list(frames)))
+            self._delayed.append((time.monotonic() + DELAY_S, identity, frames))
         elif fault == "duplicate":
-            self._deliver(worker, frames)
-            self._deliver(worker, frames)
+            self._deliver(identity, frames)
+            self._deliver(identity, frames)
         elif fault == "garble":
-            self._deliver(worker, [zmq.Frame(b"\xc1" + frames[0].bytes[1:]), *frames[1:]])
+            self._deliver(identity, [zmq.Frame(b"\xc1" + frames[0].bytes[1:]), *frames[1:]])
         else:
-            self._deliver(worker, frames[:-1])
+            self._deliver(identity, frames[:-1])
 
-    def _late(self, worker: Worker, frames: list[Any]) -> None:
-        if worker.order is not None:  # else it was given up meanwhile
-            try:
-                self._deliver(worker, frames)
-            except codec.WireError as error:
-                self._broker._end(worker, "crash", str(error))
+    def _client_with_order(self, identity: bytes) -> Worker | None:
+        for worker in self._broker.workers():
+            if worker.identity == identity and not worker.is_service and worker.state is WorkerState.BUSY:
+                return worker
+        return None
 
     def _disturb(self, fault: str) -> None:
-        for worker in self._broker._admission.workers.values():
-            if worker.name.startswith(SERVICE) or worker.state is not WorkerState.BUSY:
+        for worker in self._broker.workers():
+            if worker.is_service or worker.state is not WorkerState.BUSY:
                 continue
             process = _process_of(worker)
             if process is None:
@@ -107,16 +105,15 @@ class Saboteur(Observer):
 
     def _slow_disk(self) -> None:
         """Every write of the records takes long, for one round."""
-        records, until = self._engine._records, self._engine.progress.policy.round + 1
-        write: Callable[..., None] = records.write
+        write, until = Records.write, self._engine.progress.policy.round + 1
 
-        def slowly(rows: Any) -> None:
+        def slowly(records: Records, rows: Iterable[Row]) -> None:
             time.sleep(0.05)
-            write(rows)
+            write(records, rows)
             if self._engine.progress.policy.round >= until:
-                records.write = write  # type: ignore[method-assign]
+                Records.write = write  # type: ignore[method-assign]
 
-        records.write = slowly  # type: ignore[method-assign]
+        Records.write = slowly  # type: ignore[method-assign]
         self._did("slow disk", "")
 
     def _sample(self) -> None:

@@ -53,12 +53,17 @@ class Life:
     problems: list[str] = field(default_factory=list)
 
 
-def draw(number: int, run_s: float) -> Fault:
-    """The fault of this run; most are dealt out at the moment of a fork, where a process has not said hello yet."""
+def draw(number: int, run_s: float, kind: tuple[str, str] | None = None) -> Fault:
+    """The fault of this run; most come at the moment of a fork, when the new process has not said hello yet.
+
+    `kind` is what happens to whom; it is drawn unless given.
+    """
     rng = random.Random(number)
     mode = rng.choice(("resident", "on-demand"))
     forks = rng.randint(1, 8) if rng.random() < 0.6 else None
     after_s = rng.uniform(0.2, run_s)
+    if kind is not None:
+        return Fault(*kind, forks, after_s, mode)
     if rng.random() < 0.25:
         return Fault(rng.choice(FILES), "", forks, after_s, mode)
     return Fault(rng.choice(list(SIGNALS)), rng.choice(TARGETS), forks, after_s, mode)
@@ -79,7 +84,7 @@ class Bed:
             "XDG_CACHE_HOME": str(self.cache),
         }
         # the first one fills the cache
-        self._command("run", "demo", *self._sets("resident"), "--out", str(folder / "first")).communicate()
+        self._command("run", "demo", *self._sets("inline"), "--out", str(folder / "first")).communicate()
         start_s = time.monotonic()
         self._command("run", "demo", *self._sets("resident"), "--out", str(folder / "whole")).communicate()
         self.run_s = time.monotonic() - start_s

@@ -95,10 +95,13 @@ OUTCOMES = {
 
 
 class Liar(Observer):
-    """From the second round on replaces the replies of all clients but two, each in its own way or all in this one."""
+    """From the second round on replaces the replies of all clients but two, each in its own way or all in this one.
 
-    def __init__(self, only: str | None = None) -> None:
-        self._only = only
+    The ways are taken in turn, beginning with the one at the position `first`.
+    """
+
+    def __init__(self, only: str | None = None, first: int = 0) -> None:
+        self._only, self._first = only, first
         self.told: dict[int, str] = {}  # by task
         self._kinds: Iterator[str] = iter(())
 
@@ -113,7 +116,7 @@ class Liar(Observer):
             return outcome
         message = codec.unpack(outcome.frames)
         known = list(OUTCOMES) if message.tensors else list(WITHOUT_TENSORS)
-        kind = self._only or known[number % len(known)]
+        kind = self._only or known[(self._first + number) % len(known)]
         self.told[number] = kind
         return self._lie(kind, outcome, message)
 
@@ -146,8 +149,8 @@ def models(folder: Path) -> dict[str, dict[str, Tensor]]:
 
 @pytest.mark.parametrize("method", [m if m in QUICK else pytest.param(m, marks=pytest.mark.slow) for m in METHODS])
 def test_bad_replies_cost_their_senders_a_task_and_change_no_result(start: Start, method: str) -> None:
-    liar, absent = Liar(), Liar(only="crash")
-    rounds = "rounds=5" if method != "private" else "rounds=3"
+    # two rounds of lies are most of the ways there are; the methods begin at different ones
+    liar, absent, rounds = Liar(first=list(METHODS).index(method)), Liar(only="crash"), "rounds=3"
     folder = start(*sets(method), rounds, name="lied", observer=liar)
     told = {OUTCOMES[kind] for kind in liar.told.values()}
     assert len(set(liar.told.values())) > 5
