@@ -153,6 +153,7 @@ class Family(ABC):
 
     def __init__(self, options: Any) -> None:
         self.options = options
+        self._tensors: dict[tuple[str, InputSpec], Tensors] = {}
 
     @property
     def smallest_image(self) -> int:
@@ -194,6 +195,13 @@ class Family(ABC):
         with torch.device("meta"):
             return self.make(variant, spec)
 
+    def tensors(self, variant: str, spec: InputSpec) -> Tensors:
+        """Return the tensors of a variant without memory: their names, shapes and types. Do not change them."""
+        key = variant, spec
+        if key not in self._tensors:
+            self._tensors[key] = self.outline(variant, spec).state_dict()
+        return self._tensors[key]
+
     def index(self, variant: str, spec: InputSpec, shift: int = 0) -> dict[str, Index]:
         """Return the part of each tensor of the largest variant that this variant has.
 
@@ -201,8 +209,7 @@ class Family(ABC):
         tensors (`shared` is false), the result describes the variant itself.
         """
         del shift
-        tensors = self.outline(variant, spec).state_dict()
-        return {name: (None,) * tensor.ndim for name, tensor in tensors.items()}
+        return {name: (None,) * tensor.ndim for name, tensor in self.tensors(variant, spec).items()}
 
     def by_width(self, spec: InputSpec) -> bool:
         """Return whether a variant holds only some of the channels of a layer."""

@@ -25,7 +25,6 @@ compared, and it is Private on the rest of the data.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Annotated, Literal
 
 import torch
@@ -60,7 +59,7 @@ from fleetbed.emulator.method.local_training import (
 )
 from fleetbed.emulator.method.schedule import batch_of, held_out_of, steps_of
 from fleetbed.emulator.randomness import numpy_rng
-from fleetbed.models.base import Family, InputSpec, Tensors, label_loss
+from fleetbed.models.base import Tensors, label_loss
 from fleetbed.models.work import Pass, Work
 from fleetbed.profiles.types import NonNegative
 
@@ -126,8 +125,8 @@ class Method(Algorithm):
 
     def part(self, state: Bundle, number: int, variant: str) -> Tensors:
         """What a variant has of the model that a client uploaded: the first channels, where they are not all."""
-        shapes, upload = all_shapes(self.context.family, variant, self.context.spec), state.under(f"{number}/")
-        common = {name: (t, leading(t.shape, shapes[name])) for name, t in upload.items() if name in shapes}
+        tensors, upload = self.context.family.tensors(variant, self.context.spec), state.under(f"{number}/")
+        common = {name: (t, leading(t.shape, tensors[name].shape)) for name, t in upload.items() if name in tensors}
         return {name: t[region].contiguous() for name, (t, region) in common.items()}
 
     def work(self, state: Bundle, assignment: Assignment) -> Work:
@@ -152,13 +151,12 @@ class Method(Algorithm):
         )
 
     def model_bytes(self, variant: str) -> int:
-        tensors = self.context.family.outline(variant, self.context.spec).state_dict()
-        return Bundle(dict(tensors)).nbytes()
+        return Bundle(self.context.family.tensors(variant, self.context.spec)).nbytes()
 
     def expects(self, assignment: Assignment, sent: Bundle) -> Expected:
-        net = self.context.family.outline(assignment.client.variant, self.context.spec)
+        tensors = self.context.family.tensors(assignment.client.variant, self.context.spec)
         weights = Spec(torch.float32, (len(numbers(sent, SENT)),))
-        return Expected(tensors={**like(net.state_dict()), WEIGHTS: weights})
+        return Expected(tensors={**like(tensors), WEIGHTS: weights})
 
     def merge(self, state: Bundle, arrivals: Sequence[Arrival]) -> Merged:
         """Each result counts once: a policy's mixing weight is for methods that move weights."""
@@ -275,12 +273,6 @@ def mixture(own: Tensors, parts: Sequence[Tensors], weights: Sequence[float]) ->
 def leading(a: Sequence[int], b: Sequence[int]) -> tuple[slice, ...]:
     """The part of a tensor that one of the other shape has as well: variants hold the first channels of a layer."""
     return tuple(slice(min(sizes)) for sizes in zip(a, b, strict=True))
-
-
-@lru_cache(maxsize=256)
-def all_shapes(family: Family, variant: str, spec: InputSpec) -> dict[str, torch.Size]:
-    """The shapes of a variant's tensors by name."""
-    return {name: t.shape for name, t in family.outline(variant, spec).state_dict().items()}
 
 
 def numbers(bundle: Bundle, name: str) -> list[int]:

@@ -72,7 +72,7 @@ class Method(Averaging):
     def check(self) -> None:
         super().check()
         family, spec, variants = self.context.family, self.context.spec, self.context.variants
-        possible = bool(family.blocks(family.outline(family.variants[0], spec).state_dict()))
+        possible = bool(family.blocks(family.tensors(family.variants[0], spec)))
         if possible and len(variants) > 1:
             possible = any(teachers(family, spec, *two) for two in pairwise(variants))
         if not possible:

@@ -82,7 +82,7 @@ class CrossLayers:
         context, params = self.base.context, self.params
         family, variants = context.family, context.variants
         largest = family.variants[-1]
-        if not family.cross_layers(family.outline(largest, context.spec).state_dict()):
+        if not family.cross_layers(family.tensors(largest, context.spec)):
             raise BadInput(
                 f"model.family is {family.name}, but inco knows no cross-layer gradients there: "
                 f"choose a ResNet or ViT family."

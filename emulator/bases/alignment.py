@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from math import prod, sqrt
 from typing import Annotated, Literal
 
@@ -113,10 +112,9 @@ def at_once(context: Context, variant: str, params: Alignment) -> int:
     return max(map(len, _parts(model, torch.empty(params.rad, device="meta"), params)))
 
 
-@lru_cache(maxsize=256)
 def model_specs(family: Family, variant: str, spec: InputSpec) -> dict[str, Spec]:
     """The tensors of a variant, as a client sends them."""
-    return like(family.outline(variant, spec).state_dict())
+    return like(family.tensors(variant, spec))
 
 
 def loaded(context: Context, variant: str, tensors: Tensors) -> Net:

@@ -353,7 +353,7 @@ class Averaging(Algorithm):
 
     def travels(self, net: Net, name: str) -> bool:
         """Whether a tensor of the model is sent at all."""
-        return net.section(name) in self.sections and (self.buffers or name in dict(net.named_parameters()))
+        return net.section(name) in self.sections and (self.buffers or is_parameter(net, name))
 
     def weight_bytes(self, variant: str) -> int:
         """The size of the variant's weights on the wire; asked for with every task, so it is worked out once."""
@@ -367,6 +367,12 @@ class Averaging(Algorithm):
 def weights_of(message: Bundle) -> Tensors:
     """The weights in a message, without what goes with them."""
     return {name: tensor for name, tensor in message.tensors.items() if "/" not in name}
+
+
+def is_parameter(net: Net, name: str) -> bool:
+    """Whether a tensor of the model is a parameter, not a buffer."""
+    module, _, own = name.rpartition(".")
+    return own in net.get_submodule(module)._parameters
 
 
 @lru_cache(maxsize=256)

@@ -179,7 +179,7 @@ class ResNetFamily(Family):
         return ResNet(self.cuts[variant].blocks, self.widths(variant), self.options, spec.shape[0], spec.outputs)
 
     def index(self, variant: str, spec: InputSpec, shift: int = 0) -> dict[str, Index]:
-        tensors = self.outline(variant, spec).state_dict()
+        tensors = self.tensors(variant, spec)
         widths = zip(self.widths(variant), self.widths(self.variants[-1]), strict=True)
         windows = [_window(part, full, shift) for part, full in widths]
         return {name: self.rows(name, windows)[: t.ndim] + (None,) * (t.ndim - 2) for name, t in tensors.items()}

@@ -28,6 +28,12 @@ TINIER = (
     "data.test_limit=40",
     "data.partition.min_size=4",
 )
+#: for methods that need no weights in common: networks that are made in a millisecond
+SMALL_NETS = (
+    "model.family=fedhenn-cnn",
+    "model.variants=[conv1-fc1, conv2-fc2]",
+    "model.options={filters: [4, 4, 4], hidden: [8, 8]}",
+)
 #: for methods that cut by width
 WIDTH = (
     "model.family=resnet-width",

@@ -68,11 +68,11 @@ def test_in_as_many_rounds_as_a_layer_has_channels_each_is_sent_equally_often() 
     method = bed.method("fedrolex")
     state = numbered(method.setup())
     for client, part in zip(bed.context.clients, (1 / 4, 1 / 2, 1), strict=True):
+        sent = [method.send(state, Assignment(client=client, round=round_)).tensors for round_ in range(5, 5 + 32)]
         for name, width in (("bn1.weight", 4), ("layer2.1.bn2.weight", 8), ("layer4.0.bn1.weight", 32)):
             seen = torch.zeros(width)
-            for round_ in range(5, 5 + width):
-                window = method.send(state, Assignment(client=client, round=round_)).tensors[name].long()
-                seen[window] += 1
+            for tensors in sent[:width]:
+                seen[tensors[name].long()] += 1
             assert torch.equal(seen, torch.full((width,), part * width)), (client.variant, name)
 
 
