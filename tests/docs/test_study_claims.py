@@ -1,0 +1,95 @@
+"""Checks the statistics of the study against values from tables of statistics and calculated by hand."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "docs" / "study" / "claims.py"
+
+
+@pytest.fixture(scope="module")
+def study() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("study_claims", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_t_test_has_the_value_of_the_tables(study: ModuleType) -> None:
+    # five values with mean 2.776 and standard error 1: t = 2.776, the two-sided 5 % point of 4 degrees of freedom
+    spread = 5**0.5 / 2.5**0.5
+    values = [2.776 + spread * step for step in (-2, -1, 0, 1, 2)]
+    assert study.p_greater(values) == pytest.approx(0.025, abs=1e-4)
+    assert study.p_greater([-value for value in values]) == pytest.approx(0.975, abs=1e-4)
+
+
+def test_equal_differences_decide_by_their_sign(study: ModuleType) -> None:
+    assert study.p_greater([1.0, 1.0, 1.0]) == 0.0
+    assert study.p_greater([0.0, 0.0, 0.0]) == 1.0
+
+
+def test_holms_correction_is_that_of_the_textbook(study: ModuleType) -> None:
+    # 0.01 * 4, 0.02 * 3, then 0.03 * 2, and 0.04 * 1 may not be smaller than the one before
+    assert study.holm([0.01, 0.04, 0.03, 0.02]) == pytest.approx([0.04, 0.06, 0.06, 0.06])
+    assert study.holm([0.6, 0.9]) == [1.0, 1.0]
+
+
+def runs(study: ModuleType, **by_method: list[float]) -> dict[tuple[str, str], dict[int, float]]:
+    return {("x", method): dict(enumerate(values)) for method, values in by_method.items()}
+
+
+@pytest.mark.parametrize(
+    ("own", "paper", "verdict"),
+    [
+        ([0.53, 0.54, 0.55, 0.54, 0.53], 3.0, "shown"),
+        ([0.50, 0.51, 0.49, 0.50, 0.50], 3.0, "refuted"),
+        ([0.50, 0.56, 0.48, 0.55, 0.51], 3.0, "open"),
+        ([0.47, 0.46, 0.45, 0.46, 0.47], -3.0, "shown"),
+        ([0.53, 0.54, 0.55, 0.54, 0.53], -3.0, "refuted"),
+    ],
+)
+def test_a_claim_is_shown_refuted_or_open(study: ModuleType, own: list[float], paper: float, verdict: str) -> None:
+    accuracies = runs(study, new=own, old=[0.50, 0.50, 0.50, 0.50, 0.50])
+    (found,) = study.findings([study.Claim("x", "new", "old", paper, "a paper")], accuracies)
+    assert found.verdict == verdict
+
+
+def test_a_claim_without_three_pairs_is_left_out(study: ModuleType) -> None:
+    claim = study.Claim("x", "new", "old", 3.0, "a paper")
+    assert study.findings([claim], runs(study, new=[0.5, 0.6], old=[0.4, 0.5, 0.6])) == []
+
+
+def test_the_accuracy_of_a_run_is_the_mean_over_the_last_quarter(study: ModuleType) -> None:
+    points = [(0, 0.1), (4, 0.2), (8, 0.3), (12, 0.4), (13, 0.5), (16, 0.7)]
+    rows = [
+        {"study": "x", "method": "m", "policy": policy, "seed": "1", "rounds": str(number), "accuracy": str(accuracy)}
+        for policy in ("sync", "async")
+        for number, accuracy in points
+    ]
+    assert study.last_accuracies(rows) == {("x", "m"): {1: pytest.approx(0.6)}}  # rounds 13 and 16 of 16
+
+
+def test_the_table_has_a_row_for_every_claim(study: ModuleType) -> None:
+    accuracies = runs(study, new=[0.53, 0.54, 0.55], old=[0.50, 0.50, 0.50])
+    text = study.table(study.findings([study.Claim("x", "new", "old", 3.0, "a paper")], accuracies))
+    assert text.splitlines()[2].startswith("| x | new above old | +3.0 | +4.0 [+1.5, +6.5] | 3 of 3 |")
+
+
+def test_the_claims_can_be_read(study: ModuleType) -> None:
+    claims = study.read_claims(SCRIPT.with_name("claims.csv"))
+    assert {claim.study for claim in claims} == {"cifar10", "fashion", "fedhe", "fedhenn"}
+
+
+def test_nothing_to_gather_is_only_the_heads(study: ModuleType) -> None:
+    out = io.StringIO()
+    study.gather([], out)
+    assert out.getvalue() == "study,method,policy,seed,accuracy,time,rounds,bytes,joules,flops\n"
