@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from small_runs import TINY, query
 
+from fleetbed.cli.main import main
+
 ARGUMENTS = ["demo", *(part for setting in TINY for part in ("--set", setting))]
 
 
@@ -91,12 +93,27 @@ def test_the_forecast_matches_the_run(tmp_path: Path) -> None:
         (["run", "--resume", "nowhere"], "not the folder of a study"),
     ],
 )
-def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path: Path, arguments: list[str], sentence: str) -> None:
-    done = fleetbed(*arguments, cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.startswith("fleetbed: ")
-    assert sentence in done.stderr
+def test_bad_input_is_one_sentence_and_leaves_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    arguments: list[str],
+    sentence: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    err = capfd.readouterr().err
+    assert end.value.code == 2, err
+    assert err.count("\n") == 1, err
+    assert err.startswith("fleetbed: ")
+    assert sentence in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_input_ends_the_command_with_its_exit_code(tmp_path: Path) -> None:
+    done = fleetbed("run", "demo", "--set", "algorithms=[{name: fedinn}]", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert list(tmp_path.iterdir()) == []
 
 
