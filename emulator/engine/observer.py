@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # the preparation of the engine reports to observers too
 
 class Observer:
     def say(self, text: str) -> None:
-        """Show a sentence: what is being done before the rounds begin, or what a person should know."""
+        """Show a sentence: what is being prepared before the rounds begin, or something that the user should know."""
 
     def start(self, engine: Engine, evaluations: Evaluations) -> None:
         """Called when the loop begins."""

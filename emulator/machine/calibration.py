@@ -63,25 +63,25 @@ class Calibration(Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        """A hash of the content: the same id gives the same durations."""
+        """A hash of the content: calibrations with the same id give the same durations."""
         return hashlib.blake2b(msgspec.json.encode(self, order="sorted"), digest_size=8).hexdigest()
 
     @property
     def warning(self) -> str | None:
-        """A warning for the user of this calibration; None: it is sound."""
+        """A warning for the user of this calibration; None if it is sound."""
         if not self.disturbed:
             return None
         steps = len(self.disturbed.keys() - {RATE})
         what = ["the rate"] * (RATE in self.disturbed) + [f"reference times: {steps}"] * (steps > 0)
         return (
-            f"others used this host while it was measured ({next(iter(self.disturbed.values()))}), which spoilt "
-            f"{', '.join(what)}; tasks may be late or paced too slowly, and nothing of it is kept: "
-            "repeat the run when the host is quiet"
+            f"other programs used this host during the measurement ({next(iter(self.disturbed.values()))}), which "
+            f"distorted {', '.join(what)}; tasks may be late or paced too slowly, and the result is not stored: "
+            "repeat the run when the host is idle"
         )
 
 
 def disturbance(spread: float, other_cores: float) -> str | None:
-    """How a measurement shows that others used the host; None: it does not."""
+    """Return how a measurement shows that other programs used the host; None if it does not."""
     if other_cores > host.MOST_OTHER_CORES:
         return f"others kept {other_cores:.1f} cores busy"
     if spread > STEADY_SPREAD:
@@ -167,7 +167,7 @@ class Store:
             lock = self.path.with_suffix(".lock").open("w")
         except OSError as error:
             raise HostCannot(
-                f"{self.path}: the calibration cannot be kept here ({error.strerror}); "
+                f"{self.path}: the calibration cannot be stored here ({error.strerror}); "
                 "set XDG_CACHE_HOME to a folder that you can write"
             ) from error
         with lock:

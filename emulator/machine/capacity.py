@@ -23,7 +23,7 @@ def check_processes_fit(clients: int, processes: Processes) -> None:
         fitting = max(0, (available - RESERVE_BYTES) // IDLE_BYTES)
         raise HostCannot(
             f"{clients} resident clients need {needed >> 20} MiB and {available >> 20} MiB are free: about {fitting} "
-            "would fit; set processes to on-demand, where only those who take part have a process"
+            "would fit; set processes to on-demand, so that only clients with a task have a process"
         )
     ulimits.check(clients, processes)
 

@@ -1,10 +1,10 @@
-"""The interface of a method: both halves in one class, which knows no clock, process, cap or socket.
+"""The interface of a method: one class with both halves, which knows nothing of clocks, processes, limits or sockets.
 
 A method is a module of `emulator/algorithms/` (or an entry point in the group `fleetbed.algorithms`) with two
 names: `Params`, a frozen type of its parameters, and `Method`, which makes an `Algorithm` from parameters and
 context: a subclass, or a function. The server half runs in the broker, the client half in the client's process. Both
-are given the same `Context`, and neither keeps state in `self`: what lasts is in the server's state or in the client's
-kept state.
+get the same `Context`, and neither keeps state in `self`: everything that lasts is in the server's state or in the
+state that a client keeps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROUND_POLICIES: frozenset[PolicyKind] = frozenset({"sync", "deadline", "over-sel
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a method asks for; a run that cannot give it is refused by name before anything starts."""
+    """The requirements of a method. A run that cannot meet one of them is refused before anything starts."""
 
     policies: frozenset[PolicyKind] = ALL_POLICIES
     policies_why: str = ""  # the reason, where a policy makes no sense for the method
@@ -40,10 +40,10 @@ class Needs:
     classes: bool = False  # labels must be classes, not numbers
     public_samples: int = 0  # samples held by the server, disjoint from the clients' data
     public_labels: bool = False  # their labels too; a method that does not say so cannot read them
-    total_rounds: bool = False  # what it does depends on `context.rounds`, so no rounds can be added to a run later
+    total_rounds: bool = False  # it depends on `context.rounds`, so no rounds can be added to a run later
     initial_on_client: bool = False  # clients begin with `context.initial`, which they do not receive
-    long_merges: bool = False  # a merge takes long, as where it trains: clients are served in the meantime
-    reported: TargetSeries | None = None  # the series that the paper reports, where the targets are of several
+    long_merges: bool = False  # merges take long, for example because they train: clients are served in the meantime
+    reported: TargetSeries | None = None  # the series that the paper reports, if the targets belong to several
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Assignment:
     """A task as a method sees it before it runs."""
 
     client: Client
-    task: int = 0  # keys whatever is drawn at random for it
+    task: int = 0  # the key of everything that is drawn at random for it
     stage: str = "train"  # one of `Needs.stages`
-    round: int = 1  # of the policy, from 1: schedules go by it
+    round: int = 1  # of the policy, counted from 1; schedules depend on it
 
 
 class PublicData(Protocol):
@@ -71,32 +71,32 @@ class PublicData(Protocol):
     def __len__(self) -> int: ...
 
     def draw(self, count: int, seed: int) -> Tensor:
-        """`count` inputs without replacement, in an order given by `seed`."""
+        """Draw `count` inputs without replacement, in an order that depends on `seed`."""
         ...
 
     def labels(self, count: int, seed: int) -> Tensor:
-        """The labels of what `draw` returns, for methods with `Needs.public_labels`."""
+        """Return the labels of the inputs that `draw` returns, for methods with `Needs.public_labels`."""
         ...
 
     def with_labels(self) -> PublicData:
-        """The same with labels."""
+        """Return the same pool with readable labels."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What holds for the whole run, the same in the broker and in every client."""
+    """The facts that hold for the whole run, the same in the broker and in every client."""
 
     seed: int
     spec: InputSpec
     family: Family
-    #: those that take part in the run at all, on the server as they are now; numbers may have gaps
+    #: the clients that take part in the run, on the server with their present variants; numbers may have gaps
     clients: tuple[Client, ...]
     training: Training
     rounds: int
     public: PublicData | None = None
-    most_samples: int = 1_000_000_000  # the most that a client of the fleet has
-    ratio: float = 1.0  # of the clients that take part in a round
+    most_samples: int = 1_000_000_000  # of the client that has the most
+    ratio: float = 1.0  # the part of the clients that takes part in a round
     alone: bool = False  # the experiment gives all clients the same variant
     drawn: Tensors | None = None  # the initial tensors of the family's largest variant, see `with_initial`
 
@@ -107,11 +107,11 @@ class Context:
         return tuple(v for v in self.family.variants if v in used)
 
     def initial(self, variant: str) -> Tensors:
-        """The initial tensors of a variant, the same for all who ask; torch's global stream is not moved.
+        """Return the initial tensors of a variant, always the same ones; torch's global generator is not advanced.
 
-        Where variants share tensors they are parts of the largest one's, as the server of layer-wise averaging cuts
-        them, so that all methods start alike. A variant that is cut by width and the only one in use is an exception:
-        the values of wide layers do not suit narrow ones.
+        If variants share tensors, these are parts of the largest variant's tensors, cut as in layer-wise averaging, so
+        that all methods start from the same values. The exception is a variant that is cut by width and the only one
+        in use: the values of wide layers do not suit narrow ones.
         """
         if not self.family.shared:
             return self._draw(variant)
@@ -121,7 +121,7 @@ class Context:
         return gather(self.drawn or self._draw(self.family.variants[-1]), index)
 
     def with_initial(self) -> Context:
-        """The same with the largest variant's tensors drawn, which a client's process may have no room for."""
+        """Return the same context with the largest variant's tensors drawn; they may not fit into a client's memory."""
         if not self.family.shared or self.drawn is not None:
             return self
         return replace(self, drawn=self._draw(self.family.variants[-1]))
@@ -133,61 +133,61 @@ class Context:
 
 
 class Job(Protocol):
-    """A task on the device. Randomness comes from `seed(purpose)`, keyed by run seed, client and task."""
+    """A task on the device. All randomness comes from `seed(purpose)`, keyed by run seed, client and task."""
 
     context: Context
     assignment: Assignment
     message: Bundle
-    kept: Bundle | None  # what this client's last committed task kept
-    steps: int  # optimiser steps so far; a policy that takes partial work may end them early
-    rows: Tensor  # of the batch at hand: where its samples are in `ordered`
+    kept: Bundle | None  # the state that this client kept after its last merged task
+    steps: int  # optimiser steps so far; a policy that accepts partial work may end them early
+    rows: Tensor  # of the current batch: the positions of its samples in `ordered`
 
     @property
     def client(self) -> Client:
-        """The client that does it."""
+        """The client that carries out the task."""
         ...
 
     def batches(
         self, *, epochs: int | None = None, steps: int | None = None, batch: int | None = None, phase: str = ""
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Mini-batches of the client's data, counted and paced: each is one optimiser step.
+        """Yield mini-batches of the client's data, counted and paced: each is one optimiser step.
 
-        Without arguments: as the experiment's `training` says. `steps` draws that many random batches instead
-        of epochs. The last incomplete batch is dropped unless it is the only one. Calls of one `phase` see the same
-        order, so a task that trains in several phases names them.
+        Without arguments they follow the experiment's `training`. `steps` draws that many random batches instead of
+        epochs. The last incomplete batch is dropped unless it is the only one. Calls with the same `phase` see the same
+        order, so a task that trains in several phases gives each a name.
         """
         ...
 
     def foreign(self, samples: int, *, epochs: int, batch: int, phase: str) -> Iterator[Tensor]:
-        """Mini-batches of data that the client was sent, as the numbers of its samples; counted like `batches`."""
+        """Yield mini-batches of data that the client received, as sample numbers; counted like `batches`."""
         ...
 
     def ordered(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The client's data once, in stored order and without augmentation; no optimiser steps."""
+        """Yield the client's data once, in stored order, without augmentation; no optimiser steps."""
         ...
 
     def hold_out(self, share: float) -> None:
-        """Set a share of the client's data aside, the same in every task: from now on only `held_out` reads it."""
+        """Set aside a share of the client's data, the same in every task; from then on only `held_out` reads it."""
         ...
 
     def held_out(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """What was set aside, once, in slices, in stored order and without augmentation; no optimiser steps."""
+        """Yield the data that was set aside, once, in stored order, without augmentation; no optimiser steps."""
         ...
 
     def class_counts(self) -> Tensor:
-        """How many samples of each class the client has."""
+        """Return the number of the client's samples in each class."""
         ...
 
     def sample(self, count: int, purpose: str) -> tuple[Tensor, Tensor]:
-        """Random samples of the client's own data, without replacement where there are enough."""
+        """Draw samples of the client's own data, without replacement if there are enough."""
         ...
 
     def model(self, tensors: dict[str, Tensor]) -> Net:
-        """The client's variant with a copy of these tensors, in training mode."""
+        """Return the client's model with a copy of these tensors, in training mode."""
         ...
 
     def optimizer(self, model: Net) -> Stepper:
-        """The experiment's optimiser for the model, with the learning rate of the task's round."""
+        """Return the experiment's optimiser for the model, with the learning rate of the task's round."""
         ...
 
     def seed(self, purpose: str) -> int: ...
@@ -204,20 +204,20 @@ class Spec(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What a client must send back: these tensors and scalars by name, and no others."""
+    """The reply that a client must send: exactly these tensors and scalars, by name."""
 
     tensors: Mapping[str, Spec] = field(default_factory=dict)
     values: Mapping[str, type[bool] | type[int] | type[float] | type[str]] = field(default_factory=dict)
 
 
 def like(tensors: Mapping[str, Tensor]) -> dict[str, Spec]:
-    """The specs of tensors that are to come back as they were sent, with other values."""
+    """Return the specs of these tensors, for a reply that has tensors of the same names, types and shapes."""
     return {name: Spec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What a task gives back. Once it is merged `keep` replaces the client's kept state; None leaves that."""
+    """The result of a task. When it is merged, `keep` replaces the state that the client keeps; None leaves it."""
 
     message: Bundle
     keep: Bundle | None = None
@@ -226,12 +226,12 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """A result at the server, in timeline order."""
+    """A result that has arrived at the server; arrivals come in the order of the timeline."""
 
     assignment: Assignment
-    sent: Bundle  # the snapshot that the client was given
+    sent: Bundle  # the message that the client received
     message: Bundle
-    staleness: int = 0  # merges that happened since `sent` was taken
+    staleness: int = 0  # the number of merges since `sent` was made
     weight: float = 1.0  # the policy's mixing weight; 1 in rounds
 
     @property
@@ -247,18 +247,21 @@ class Merged:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A model to evaluate: the variant's initial tensors, over them what `client` kept below `prefix`, over
-    them `tensors`. So a global model gives all of its tensors, a personal one none, others a shared part."""
+    """A model to evaluate.
+
+    It has the variant's initial tensors, replaced by those that `client` keeps below `prefix`, replaced by `tensors`.
+    So a global model gives all of its tensors here, a personal one none, and others the part that is shared.
+    """
 
     name: str
     variant: str
     tensors: dict[str, Tensor] | None = None
     client: int | None = None
     prefix: str = ""
-    local: bool = False  # on that client's own test part instead of the whole test set
-    shared: bool = False  # counts as a global model, for `predict` uses the client's together with the server's
-    recalibrate: bool = False  # estimate batch norm's statistics on all clients' training data before
-    extras: dict[str, Tensor] = field(default_factory=dict)  # what `Algorithm.predict` needs besides the model
+    local: bool = False  # tested on that client's own test part instead of the whole test set
+    shared: bool = False  # counts as a global model: `predict` combines the client's model with the server's
+    recalibrate: bool = False  # first estimate batch norm's statistics on all clients' training data
+    extras: dict[str, Tensor] = field(default_factory=dict)  # that `Algorithm.predict` needs in addition to the model
 
 
 class Algorithm(ABC):
@@ -273,70 +276,73 @@ class Algorithm(ABC):
         return Needs()
 
     def check(self) -> None:  # noqa: B027 - most methods have nothing to check
-        """Raise BadInput where parameters, family and data do not go together."""
+        """Raise BadInput if parameters, family and data do not fit together."""
 
     def reassign(self, clients: Sequence[Client]) -> None:
-        """Take these as the clients from now on: one that ran out of memory goes on with a smaller variant."""
+        """Replace the clients: one that ran out of memory continues with a smaller variant."""
         self.context = replace(self.context, clients=tuple(clients))
 
     def step_down(self, kept: Bundle, client: Client) -> Bundle | None:
-        """The part of what a client kept that still serves it with its new, smaller variant; None: nothing."""
+        """Return the part of a client's kept state that is still of use with its new, smaller variant, if any."""
         return None
 
     @abstractmethod
     def setup(self) -> Bundle:
-        """The server's first state."""
+        """Return the server's first state."""
 
     @abstractmethod
     def send(self, state: Bundle, assignment: Assignment) -> Bundle:
-        """What the client is sent."""
+        """Return the message for a client."""
 
     @abstractmethod
     def work(self, state: Bundle, assignment: Assignment) -> Work:
-        """What the task will do."""
+        """Declare the work of a task: the steps and passes that it will carry out, and what it holds."""
 
     def heaviest(self, state: Bundle, client: Client) -> Work:
-        """The most that any task of this client will ask for: what its variant is chosen by.
+        """Declare the heaviest task that this client may get; its variant is chosen by it.
 
-        `state` is the first one. By default the first task is as heavy as all others.
+        `state` is the first one. By default every task is as heavy as the first.
         """
         return self.work(state, Assignment(client=client, stage=self.needs.stages[0]))
 
     @abstractmethod
     def client(self, job: Job) -> Reply:
-        """The client's half, on the device."""
+        """Carry out a task on the device: the client's half."""
 
     def expects(self, assignment: Assignment, sent: Bundle) -> Expected | None:
-        """What the client must send back for `sent`; a reply of another form is refused, so `merge` never sees it.
+        """Declare the reply to `sent`. A reply of another form is refused, so that `merge` never sees it.
 
-        None: not declared, then only finiteness is checked and `merge` must cope with whatever a client sends.
+        With None only finiteness is checked, and `merge` must handle whatever a client sends.
         """
         return None
 
     def objection(self, assignment: Assignment, message: Bundle) -> str | None:
-        """What is wrong with the values of a reply that is finite and has the expected form; None: nothing."""
+        """Return the fault in the values of a reply that is finite and has the declared form; None if there is none."""
         return None
 
     @abstractmethod
     def merge(self, state: Bundle, arrivals: Sequence[Arrival]) -> Merged:
-        """The server's half. Arrivals are never empty, all of one stage, always as expected and finite."""
+        """Merge results into the state: the server's half.
+
+        There is at least one arrival; all are of one stage, have the declared form and are finite.
+        """
 
     def foresee(self, state: Bundle, arrivals: Sequence[Arrival]) -> Bundle:
-        """The state after a merge, as far as messages and work depend on it: forecasts continue from it.
+        """Return the state after a merge for forecasts: only messages and work that depend on it need to be right.
 
-        By default the merge is carried out. A method whose merges take long leaves out what changes no sizes.
+        By default the merge is carried out. A method with long merges skips the parts that change no sizes.
         """
         return self.merge(state, arrivals).state
 
     def server_work(self, state: Bundle, arrivals: Sequence[Arrival]) -> ServerWork:
-        """What the merge costs the server; by default one pass over what arrived."""
+        """Declare the cost of the merge; by default one pass over the tensors that arrived."""
         return ServerWork(flops=2.0 * sum(t.numel() for a in arrivals for t in a.message.tensors.values()))
 
     @abstractmethod
     def targets(self, state: Bundle) -> list[Target]:
-        """What is evaluated."""
+        """Return the models to evaluate."""
 
     def predict(self, model: Net, x: Tensor, extras: Tensors) -> Tensor:
-        """The scores of each class for evaluation; `extras` are those of the target."""
+        """Return the scores of each class, for evaluation; `extras` are those of the target."""
         scores: Tensor = model(x)
         return scores

@@ -23,7 +23,7 @@ class Bundle:
     values: dict[str, Value] = field(default_factory=dict)
 
     def value(self, name: str, kind: type[T]) -> T:
-        """The scalar of this name, which whoever wrote it made of this kind."""
+        """Return the scalar of this name, which must be of this type."""
         value = self.values[name]
         assert isinstance(value, kind), f"{name} is {value!r}, not of type {kind.__name__}"
         return value
@@ -32,17 +32,17 @@ class Bundle:
         return sum(t.numel() * t.element_size() for t in self.tensors.values())
 
     def to(self, device: str) -> Bundle:
-        """The same on another device; itself where it is there already."""
+        """Return the bundle on a device; the bundle itself if it is there already."""
         if all(tensor.device.type == torch.device(device).type for tensor in self.tensors.values()):
             return self
         return Bundle({name: tensor.to(device) for name, tensor in self.tensors.items()}, self.values)
 
     def under(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors whose name starts with `prefix`, without it."""
+        """Return the tensors whose names start with `prefix`, without the prefix."""
         return {name[len(prefix) :]: t for name, t in self.tensors.items() if name.startswith(prefix)}
 
     def first_not_finite(self) -> str | None:
-        """The name of a tensor that holds NaN or infinity, if any."""
+        """Return the name of a tensor that holds NaN or infinity, if there is one."""
         for name, tensor in self.tensors.items():
             # one reduction, not an elementwise mask: a sum is finite only if all of its terms are, save for overflow
             if tensor.is_floating_point() and not math.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
@@ -51,7 +51,7 @@ class Bundle:
 
 
 def unsupported(name: str, tensor: Tensor, known: Iterable[torch.dtype]) -> TypeError:
-    """What to tell the author of a method that sends or keeps such a tensor."""
+    """Return the sentence for the author of a method that sends or keeps a tensor of this type."""
     kinds = ", ".join(str(dtype).removeprefix("torch.") for dtype in known)
     return TypeError(
         f"tensor {name!r} is {tensor.dtype}, which can be neither sent nor kept; convert it to one of {kinds}"

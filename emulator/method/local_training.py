@@ -1,4 +1,4 @@
-"""What the client halves share: the local loop, a proximal term, foreign batches, a model of one's own."""
+"""Parts that client halves share: the training loop, a proximal term, batches from elsewhere, personal models."""
 
 from __future__ import annotations
 
@@ -124,24 +124,24 @@ def recalibrate(model: Net, batches: Iterable[Tensor]) -> None:
 
 
 def own_tensors(job: Job) -> Tensors:
-    """The client's own model: what it kept, at first the initial one."""
+    """Return the tensors of the client's own model: those that it kept, or the initial ones before its first task."""
     return job.kept.under(MODEL) if job.kept is not None else job.context.initial(job.client.variant)
 
 
 def frozen(job: Job, tensors: Tensors) -> Net:
-    """The client's variant on these very tensors, which nothing changes."""
+    """Return the client's model on these tensors themselves, which must not be changed."""
     net = job.context.family.load(job.client.variant, job.context.spec, tensors, "a model of the client")
     return net.eval().requires_grad_(False)
 
 
 def keep_model(model: Net, optimizer: Stepper | None = None) -> Bundle:
-    """What a client keeps: its model, and its optimiser's state where that lives on between tasks."""
+    """Return the state to keep: the model, and the optimiser's state if it lasts from task to task."""
     slots = {} if optimizer is None else prefixed(OPTIMIZER, slots_of(model, optimizer))
     return Bundle({**prefixed(MODEL, dict(model.state_dict())), **slots})
 
 
 def own_optimizer(job: Job, model: Net, prefix: str = OPTIMIZER) -> Stepper:
-    """The client's optimiser as its last task left it; it keeps its state below `prefix`."""
+    """Return the client's optimiser as its last task left it, with its state below `prefix`."""
     optimizer = job.optimizer(model)
     if job.kept is not None:
         restore_slots(model, optimizer, job.kept.under(prefix))
@@ -163,7 +163,7 @@ def restore_slots(model: nn.Module, optimizer: Stepper, slots: Tensors) -> None:
 
 
 def kept_models(optimizer: Optimizer) -> int:
-    """How many copies of a model's tensors a client keeps together with its optimiser's state."""
+    """Return how many times the size of a model a client keeps, including its optimiser's state."""
     return 3 if optimizer.name == "adam" else 1 + bool(optimizer.momentum)
 
 
@@ -176,6 +176,6 @@ def own_targets(context: Context, *, local: bool = False) -> list[Target]:
 
 
 def on_both_test_sets(personal: list[Target]) -> list[Target]:
-    """Each client's model on its own test data, and on the whole test set."""
+    """Return the targets that test each client's model on its own test data, and on the whole test set."""
     own = [replace(target, name=f"{target.name}-own", local=True) for target in personal]
     return [*own, *personal]

@@ -6,16 +6,16 @@ from fleetbed.profiles.experiment import Training
 
 
 def batch_of(samples: int, batch: int) -> int:
-    """The batch that a client with so many samples really uses."""
+    """Return the batch size of a client with this many samples."""
     return min(batch, samples)
 
 
 def steps_of(samples: int, training: Training) -> int:
-    """Full batches only: the last incomplete one is dropped unless it is the only one."""
+    """Return the number of steps: the last incomplete batch is dropped unless it is the only one."""
     steps = training.epochs * (samples // batch_of(samples, training.batch))
     return steps if training.max_steps is None else min(steps, training.max_steps)
 
 
 def held_out_of(samples: int, share: float) -> int:
-    """How many of a client's samples are set aside for validation: at least one, but never the last one."""
+    """Return how many of a client's samples are set aside: at least one, but never all of them."""
     return min(samples - 1, max(1, round(share * samples)))

@@ -1,4 +1,4 @@
-"""The tensors of what is evaluated, and the data on which its batch norm is recalibrated."""
+"""The tensors of a model to evaluate, and the data on which its batch norm is recalibrated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fleetbed.emulator.method.bundle import Bundle
 
 
 def target_tensors(target: Target, context: Context, kept: Bundle | None) -> dict[str, Tensor]:
-    """Over the variant's initial tensors what the client kept, over them the target's own."""
+    """Return the variant's initial tensors, replaced by those that the client kept, replaced by the target's own."""
     tensors = {**(kept.under(target.prefix) if kept is not None else {}), **(target.tensors or {})}
     if tensors.keys() >= context.family.index(target.variant, context.spec).keys():
         return tensors  # nothing of the initial ones would be left, so they are not made

@@ -30,7 +30,7 @@ class Admission:
             self._services.append(worker)
 
     def queue(self, order: Order) -> None:
-        """Let an order wait until the host can carry its load."""
+        """Queue an order until the host can carry its load."""
         worker = self.workers.get(order.worker)
         has_run_before = worker is None or worker.has_run_before
         urgency = (order.start_s, -order.expected_s, has_run_before, order.task)
@@ -39,8 +39,8 @@ class Admission:
     def admit(self) -> Worker | None:
         """Assign the next order if the host can carry its load; returns the worker that got it.
 
-        Orders go by device start time. Of those that start together the longest goes first, so that all cores are busy
-        to the end; ties: workers on their first task go first, because it is slower.
+        Orders are taken by device start time; of those with the same start the longest goes first, so that all cores
+        stay busy to the end. In a tie, workers on their first task go first, because it is slower.
         """
         if not self._waiting:
             return None
@@ -64,7 +64,7 @@ class Admission:
         del self.assigned[worker.name]
 
     def drop(self, task: int) -> Worker | None:
-        """Forget an order whose outcome is not needed any more; returns the worker that it was assigned to, if any."""
+        """Forget an order whose outcome is no longer needed; return the worker that it was assigned to, if any."""
         self._waiting = [entry for entry in self._waiting if entry[2].task != task]
         heapq.heapify(self._waiting)
         for worker in self.assigned.values():

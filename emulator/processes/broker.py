@@ -1,8 +1,8 @@
 """The broker: sends orders to one process per client over one ROUTER socket, and collects their outcomes.
 
-It knows processes and sockets, nothing of device time. Every wait has an end. A process that dies or stops is replaced
-once, so that interference from outside does not change the results of a run; the second loss is the order's outcome.
-The states of a worker, and its transitions, are in `worker_state.py`.
+It knows about processes and sockets, but not about device time. Every wait has an end. A process that dies or stops is
+replaced once, so that interference from outside does not change the results of a run; the second loss is the order's
+outcome. The states of a worker, and its transitions, are in `worker_state.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from fleetbed.profiles.errors import FleetbedError, HostCannot
 
 T = TypeVar("T")
 TICK_S = 0.25
-LONGEST_TICK_S = 1.0  # by which the broker's clock moves on: a broker that was stopped or busy makes nobody late
+LONGEST_TICK_S = 1.0  # by which the broker's clock advances: if the broker was stopped or busy, no worker is late
 HELLO_S = 120.0  # how long a worker may take from its fork to its hello; a tiny share of a core makes it slow
 LEAVE_S = 60.0  # how long a process may take to end
 EXIT_S = 5.0  # how long the broker waits for the connection of an ended process to close
@@ -116,7 +116,7 @@ class Broker:
         """End the process of a worker without an order; a later order starts a new one."""
         worker = self._admission.workers[name]
         if worker.state is not WorkerState.ABSENT:
-            self._kill(worker, "nobody needs it any more")
+            self._kill(worker, "it is no longer needed")
 
     def start(self, names: list[str]) -> None:
         """Start these workers now and wait for their hellos. One whose processes die starts with its first order."""
@@ -151,10 +151,10 @@ class Broker:
         self.outcomes.pop(task, None)
         worker = self._admission.drop(task)
         if worker is not None:
-            self._kill(worker, "its answer is not needed any more")
+            self._kill(worker, "its answer is no longer needed")
 
     def meanwhile(self, work: Callable[[], T]) -> T:
-        """Do this in a thread of its own, and serve the sockets until it is done."""
+        """Run `work` in a thread, and serve the sockets until it is done."""
         future = self._aside.submit(work)
         future.add_done_callback(lambda _: self._is_done.send(b"."))
         while not future.done():
@@ -251,7 +251,7 @@ class Broker:
             self._settle(worker)
 
     def _drain_router(self) -> None:
-        """Handle the messages that are there. Reading until none is left is quicker than polling before each."""
+        """Handle the messages that have arrived. Reading until none is left is quicker than polling before each."""
         for _ in range(MOST_AT_ONCE):
             try:
                 identity = self._router.recv(AT_ONCE)
@@ -279,7 +279,7 @@ class Broker:
         order = worker.order
         if order is None or worker.sent_s is None:
             if worker.is_ending:
-                return  # what it was asked for is not needed any more
+                return  # its answer is no longer needed
             raise codec.WireError("an answer that nobody asked for")
         outcome = outcome_of(frames, worker.sent_s, self._now_s())
         if outcome.answer is not None and outcome.answer.task != order.task:

@@ -61,7 +61,7 @@ class ZygoteProcess:
         return os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
 
     def how_it_ended(self) -> str:
-        """Say in words how it ended; call this once it has closed its end of the socket."""
+        """Describe how it ended; call this once it has closed its end of the socket."""
         try:
             status = self._process.wait(ENDING_S)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Executors carry out orders on the host. The engine asks for outcomes; the order in which the host works is free."""
+"""Executors carry out orders on the host, in any order; the engine asks for the outcome that it needs next."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ class Executor(Protocol):
         ...
 
     def cancel(self, task: int) -> None:
-        """Give up an order whose outcome is not needed any more."""
+        """Give up an order whose outcome is no longer needed."""
         ...
 
     def meanwhile(self, work: Callable[[], T]) -> T:
-        """Do this in the present process, while the orders go on."""
+        """Run `work` in this process while orders are carried out."""
         ...
 
     def close(self) -> None: ...
 
 
 class InlineExecutor:
-    """Carries out orders in this process, without limits, when their outcome is asked for: a debugger works."""
+    """Carries out each order in this process, without limits, when its outcome is requested, so that debuggers work."""
 
     def __init__(self, runner: TaskRunner) -> None:
         self.outcomes: dict[int, Outcome] = {}
@@ -108,7 +108,7 @@ class InlineExecutor:
 
 
 def outcome_of(frames: list[codec.Buffer], start_s: float, end_s: float) -> Outcome:
-    """The outcome that a worker's answer stands for. Raises WireError if it is no answer."""
+    """Return the outcome in a worker's answer. Raises WireError if the message is not an answer."""
     message = codec.parse_control(from_worker, frames[0])
     if isinstance(message, Failed):
         return Outcome(kind=message.kind, detail=message.detail, host_start_s=start_s, host_end_s=end_s)

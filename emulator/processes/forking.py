@@ -32,7 +32,7 @@ def ready_to_fork() -> None:
 
 
 def fork(work: Callable[[], None]) -> int:
-    """Do this in a fork, which ends when it is done or when its parent ends; returns the fork's process id."""
+    """Run `work` in a fork, which ends when it is done or when its parent ends; return the fork's process id."""
     parent = os.getpid()
     if pid := os.fork():
         return pid
@@ -48,7 +48,7 @@ def fork(work: Callable[[], None]) -> int:
 
 
 def run_in_fork(work: Callable[[], None]) -> None:
-    """Do this in a fork and wait for it. Raises RuntimeError if it fails."""
+    """Run `work` in a fork and wait for it. Raises RuntimeError if it fails."""
     _, status = os.waitpid(fork(work), 0)
     if status:
         code = os.waitstatus_to_exitcode(status)
@@ -56,7 +56,7 @@ def run_in_fork(work: Callable[[], None]) -> None:
 
 
 def warm(work: Callable[[], None]) -> None:
-    """Do this, a training step, on behalf of all forks.
+    """Run `work`, a training step, on behalf of all forks.
 
     Where torch could use a GPU it is done in a throw-away fork, which warms only the pages of files: after one
     backward pass torch's engine has a thread per GPU, and refuses to work in a fork.

@@ -1,7 +1,7 @@
-"""What a worker's process needs of whatever carries out its orders.
+"""The interface of the object that carries out the orders of a worker's process.
 
-The emulator's own is `TaskRunner`. Another one comes in by the name of its module, in the `Setup` of a run, so that the
-emulator need not know the code of others that runs in its clients.
+The emulator's own implementation is `TaskRunner`. The `Setup` of a run can name a module with another one, so that the
+emulator does not depend on foreign code that runs in its clients.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fleetbed.emulator.wire.messages import Enrolment, Evaluate, Evaluated, Meas
 
 
 class Counts(Protocol):
-    """What a task has done so far."""
+    """The work that a task has done so far."""
 
     @property
     def steps(self) -> int: ...

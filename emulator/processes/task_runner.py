@@ -100,7 +100,7 @@ class TaskRunner:
             self.rehearse(variant)
 
     def rehearse(self, variant: str) -> None:
-        """Train one step for nothing, so that torch compiles what the variant needs; once, also for the forks."""
+        """Train one step and discard it, so that torch compiles what the variant needs; once, for later forks too."""
         if variant in _rehearsed:
             return
         _rehearsed.add(variant)

@@ -1,4 +1,4 @@
-"""The timeline: events in device time, handled strictly in that order, whatever order the host ran the work in.
+"""The timeline: events in device time, handled strictly in that order, regardless of when the host did the work.
 
 It is sound because handling an event at t only ever adds events at or after t, a planned end is a floor that can only
 move later, and ties are broken by kind, client and task number, never by arrival.

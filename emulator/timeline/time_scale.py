@@ -20,7 +20,7 @@ SLOWEST = 2.0
 
 
 class TimeScale:
-    """A time scale that is decided once: `auto`, or a number that was asked for."""
+    """A time scale that is set once: `auto`, or a number in the experiment."""
 
     def __init__(self, asked: TimeScaleChoice) -> None:
         self._asked = asked

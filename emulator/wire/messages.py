@@ -15,7 +15,7 @@ from fleetbed.profiles.experiment import RunConfig
 
 
 class Setup(Struct, frozen=True, kw_only=True):
-    """What is known of a run from its beginning; written as JSON to the run folder, read once by the zygote."""
+    """The facts of a run that are known from its beginning; written as JSON to its folder, read once by the zygote."""
 
     config: RunConfig
     folder: str
@@ -80,7 +80,7 @@ class Evaluate(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_field
 class Measure(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """A measurement of one pass, hot and alone: `train` with an optimiser step if `optimise`.
 
-    `first` is `train` as a task begins with it: the model that was received is taken up, in memory that is new.
+    `first` is the first step of a task, which is slower: it loads the model that was received into new memory.
     """
 
     task: int

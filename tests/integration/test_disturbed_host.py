@@ -46,7 +46,11 @@ def test_a_disturbed_calibration_is_reported_and_not_saved(
     sets = (*TINIER, "processes=inline", "timing.source=enforced", "seeds=[1, 2]", "rounds=1")
     heard = Heard()
     folders = start_study(load_experiment("demo", (), sets), tmp_path / "s", search=(), command="", observer=heard)
-    told = [line for line in heard.lines if line.startswith("others used this host while it was measured (others kept")]
+    told = [
+        line
+        for line in heard.lines
+        if line.startswith("other programs used this host during the measurement (others kept")
+    ]
     kept = Store().path.exists()
     assert kept != disturbed
     assert len(measured) == (3 if disturbed else 1)  # once for all runs of the study

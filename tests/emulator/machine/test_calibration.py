@@ -67,7 +67,7 @@ def test_a_broken_file_is_named(store: Store, content: bytes) -> None:
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(HostCannot, match=r"cannot be kept here \(File exists\); set XDG_CACHE_HOME"):
+    with pytest.raises(HostCannot, match=r"cannot be stored here \(File exists\); set XDG_CACHE_HOME"):
         Store(tmp_path / "file/calibration.json").save(made())
 
 
@@ -112,7 +112,7 @@ def test_what_is_disturbed_every_time_serves_this_process_says_so_and_is_not_kep
     assert found.rate == msgspec.structs.replace(RATE, **change)  # the quietest
     assert found.disturbed.keys() == {calibration.RATE}
     assert found.warning is not None
-    assert "which spoilt the rate;" in found.warning
+    assert "which distorted the rate;" in found.warning
     assert load_or_measure(store) == found  # so that the runs of a study share it
     assert len(done) == 3
     more = store.add_steps(found, {"a": 1.0}, {"a": "repetitions were 20% apart"})
