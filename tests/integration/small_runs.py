@@ -28,6 +28,8 @@ TINIER = (
     "data.test_limit=40",
     "data.partition.min_size=4",
 )
+#: where few clients are enough: methods may evaluate a model, or two, of each
+FOUR = (f"fleet={Path(__file__).with_name('four.yaml')}",)
 #: for methods that need no weights in common: networks that are made in a millisecond
 SMALL_NETS = (
     "model.family=fedhenn-cnn",

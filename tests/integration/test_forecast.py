@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_runs import OWN_MODEL, TINIER, query
+from small_runs import FOUR, OWN_MODEL, TINIER, query
 
 from fleetbed.emulator.algorithms import names
 from fleetbed.emulator.engine.observer import Observer
@@ -21,6 +21,8 @@ Both = Callable[..., tuple[Forecast, Path]]
 #: those whose defaults are too large here, and settings whose messages or work change on the way
 ALGORITHMS = {
     "fedet": "{name: fedet, params: {public: 8, server_steps: 2, server_batch: 4}}",
+    "fedgen": "{name: fedgen, params: {server_steps: 2}}",
+    "fedgkt": "{name: fedgkt, params: {server_epochs: 1}}",
     "fedhe": "{name: fedhe, params: {batch: 4}}",
     "fedhenn": "{name: fedhenn, params: {rad: 8}}",
     "fedhenn, all": "{name: fedhenn, params: {rad: 8, kbar_over: all}}",
@@ -28,6 +30,7 @@ ALGORITHMS = {
     "fedhenn, once an epoch": "{name: fedhenn, params: {rad: 8, rad_every: epoch}}",
     "fedhenn_homo": "{name: fedhenn_homo, params: {rad: 8}, variant: resnet10}",
     "fedmd": "{name: fedmd, params: {public: 8, match_batch: 4}}",
+    "fedtgp": "{name: fedtgp, params: {server_epochs: 2}}",
     "fedin v1": "{name: fedin, params: {version: v1}}",
     "fedin, apart": "{name: fedin, params: {aggregation: same-architecture}}",
     "inco over fedin": "{name: inco, params: {base: fedin}}",
@@ -72,7 +75,8 @@ def lasted_s(folder: Path) -> float:
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted({*SHIPPED, *ALGORITHMS})],
 )
 def test_the_forecast_follows_every_method_over_its_rounds(both: Both, method: str) -> None:
-    told, folder = both(f"algorithms=[{ALGORITHMS.get(method, f'{{name: {method}}}')}]", *OWN_MODEL.get(method, ()))
+    algorithm = ALGORITHMS.get(method, f"{{name: {method}}}")
+    told, folder = both(*FOUR, f"algorithms=[{algorithm}]", *OWN_MODEL.get(method, ()))
     assert told.device_s == pytest.approx(lasted_s(folder), rel=0.01)
     assert query(folder, "SELECT count(*) FROM tasks") == [(told.tasks,)]
     assert told.host_s > 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from same_runs import results
-from small_runs import OWN_MODEL, TINIER, query
+from small_runs import FOUR, OWN_MODEL, TINIER, query
 
 from fleetbed.emulator.algorithms import names
 from fleetbed.emulator.engine.observer import Observer
@@ -97,7 +97,7 @@ def test_every_method_under_every_policy(go: Start, method: str, policy: str) ->
     kind = POLICIES[policy]
     if method in (GRAMS, "fedmd"):  # a late result may be of the other stage
         kind = kind.replace("late: next-round, ", "")
-    sets = (f"algorithms=[{algorithm}]", f"policies=[{kind}]", "participation.ratio=0.4", "data.public=8")
+    sets = (*FOUR, f"algorithms=[{algorithm}]", f"policies=[{kind}]", "participation.ratio=0.75", "data.public=8")
     sets += OWN_MODEL.get(method, ())
     if not matrix()[method, policy]:
         with pytest.raises(BadInput, match=rf"{method.split()[0]}.* {policy}"):

@@ -26,6 +26,7 @@ CASES = [
 def configs(algorithms: str, budgets: str, *sets: str, choose: str = "common") -> list[RunConfig]:
     asked = (f"algorithms={algorithms}", f"budgets={budgets}", f"model.choose={choose}", "data.public=64", *sets)
     small = ("data.train_limit=400", "data.test_limit=100", "timing.source=modelled", "training.batch=32")
+    small += ("model.variants=[resnet10, resnet18, resnet26]",)
     return runs(load_experiment("demo", sets=(*small, *asked)))
 
 
@@ -59,7 +60,8 @@ def test_all_runs_choose_the_same_variants_that_fit_under_every_method(algorithm
 
 @pytest.mark.slow
 def test_the_reason_names_the_method_that_stopped_the_next_variant() -> None:
-    asked = ("[{name: heteroavg}, {name: fedhenn, label: ours, params: {rad: 64}}]", "{memory_margin: 0.87}")
+    methods = "[{name: heteroavg}, {name: fedhenn, label: ours, params: {rad: 64}}]"
+    asked = (methods, "{memory_margin: 0.87}", "model.variants=[]")  # all
     found = chosen(configs(*asked)[0])
     assert variants(found) != variants(chosen(configs(*asked, choose="per-method")[0]))
     assert found[0].reason.startswith("common to heteroavg, ours: resnet")
