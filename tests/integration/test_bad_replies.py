@@ -183,6 +183,7 @@ class Spoiler(Observer):
         return outcome
 
 
+@pytest.mark.slow
 def test_values_that_are_not_finite_in_shared_memory_are_noticed(start: Start) -> None:
     observer = Spoiler()
     folder = start("model.options={base_width: 16}", "model.variants=[resnet10]", observer=observer)

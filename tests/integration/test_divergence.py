@@ -25,7 +25,7 @@ from fleetbed.emulator.run import run
 from fleetbed.profiles.errors import FleetbedError
 
 Start = Callable[..., Path]
-QUICK = ("heteroavg", "fedhe")
+QUICK = ("heteroavg",)
 LARGER = {"scalefl": "1e12"}  # all of its exits normalise, so that their losses stay finite for long
 STATUS = "SELECT value FROM meta WHERE key = 'status'"
 OUTCOMES = "SELECT task, client, round, outcome, detail, uploaded_s, loss, merged_version FROM tasks ORDER BY task"

@@ -36,7 +36,7 @@ ALGORITHMS = {
     "inco over fedin": "{name: inco, params: {base: fedin}}",
 }
 SHIPPED = [name for name, where in names().items() if not where.startswith("from ")]
-QUICK = {"fedin", "fedhenn, grams by clients"}
+QUICK = {"fedin"}
 
 
 class Heard(Observer):

@@ -20,7 +20,7 @@ from generated import Maker
 
 from fleetbed.cli.main import main
 
-SOME, ALL = 30, 2000
+SOME, ALL = 12, 2000
 MOST_CPU_S, MOST_WALL_S = 30, 180  # of a case; other processes of the host may take their share of the second
 
 
@@ -76,8 +76,8 @@ def failures(numbers: Iterable[int], folder: Path) -> tuple[list[str], Counter[o
 def test_some_of_them(tmp_path: Path) -> None:
     found, codes = failures(range(SOME), tmp_path)
     assert not found, "\n".join(found)
-    assert codes[0] > SOME // 20  # the generator must not make only invalid cases
-    assert codes[2] > SOME // 20
+    assert codes[0] > 0  # the generator must not make only invalid cases
+    assert codes[2] > 0
 
 
 @pytest.mark.slow

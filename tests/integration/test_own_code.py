@@ -167,6 +167,7 @@ def test(): return make(100)
 """
 
 
+@pytest.mark.slow
 def test_a_regression_is_judged_by_its_error_from_the_run_to_the_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -86,6 +86,7 @@ def to_version_2(folder: Path) -> None:
         db.execute("UPDATE meta SET value = '2' WHERE key = 'schema_version'")
 
 
+@pytest.mark.slow
 def test_a_run_of_version_2_is_read_reported_and_resumed(start: Start, tmp_path: Path) -> None:
     whole = start(*SETS, name="whole")
     with pytest.raises(KeyboardInterrupt):

@@ -84,6 +84,7 @@ class Meddler(Observer):
             self._broker = None
 
 
+@pytest.mark.slow
 def test_every_mode_gives_the_same_results_and_leaves_nothing_behind(start: Start) -> None:
     observer = Meddler(lambda _: None)
     resident = start("processes=resident", name="resident", observer=observer)

@@ -73,7 +73,7 @@ EXTENDED = {
 
 @pytest.mark.parametrize(
     "sets",
-    [pytest.param(sets, id=name, marks=[] if name in ("sync", "async") else [pytest.mark.slow])
+    [pytest.param(sets, id=name, marks=[] if name == "sync" else [pytest.mark.slow])
      for name, sets in EXTENDED.items()],
 )  # fmt: skip
 def test_a_run_with_added_rounds_equals_one_with_all_rounds(tmp_path: Path, sets: tuple[str, ...]) -> None:

@@ -100,7 +100,14 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("method", "params", "name", "variants", "options"), CASES)
+#: the first case of each method; the others are slow
+FIRST = {case[0]: number for number, case in reversed(list(enumerate(CASES)))}
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "name", "variants", "options"),
+    [pytest.param(*case, marks=[] if FIRST[case[0]] == n else [pytest.mark.slow]) for n, case in enumerate(CASES)],
+)
 def test_two_rounds_move_every_model(
     method: str, params: dict[str, Any], name: str, variants: list[str], options: dict[str, Any]
 ) -> None:
