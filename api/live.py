@@ -122,7 +122,7 @@ def make_observer() -> Observer:
 
 
 def _in_notebook() -> bool:
-    """Whether this is the process of a Jupyter kernel: whoever runs in one has imported IPython already."""
+    """Return whether this process is a Jupyter kernel; a kernel has imported IPython."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None
 

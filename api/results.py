@@ -103,7 +103,7 @@ class Figures(Mapping[str, "Figure"]):
 
 
 class Results:
-    """What runs have recorded so far. Of a run that is still going, load it again to see more.
+    """The records of runs so far. Load a run that is still going again to see more.
 
     `clients`, `tasks`, `rounds`, `evaluations`, `metrics`, `caps` and `notices` are tables over all runs; their first
     columns say which run a row is of, and its values of a sweep.

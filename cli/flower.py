@@ -56,7 +56,7 @@ def flower(
     try:
         taken, folders = start_runs(asked, folder.name, out, search=search, command=command)
     except StudyInterrupted:
-        complain("interrupted; a ServerApp cannot be continued in its middle, so start the run anew")
+        complain("interrupted; a ServerApp cannot be resumed, so start the run again")
         raise
     if as_json:
         print_json({"folder": str(taken), "runs": [str(path) for path in folders]})

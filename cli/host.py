@@ -159,7 +159,10 @@ def measure(
     measured, classes = measure_board(title, link)
     path.write_text(as_yaml(measured))
     if (others := meter.other_cores()) > MOST_OTHER_CORES:
-        _warn(f"other processes used {others:.1f} cores meanwhile, so the rates are too low: repeat on an idle machine")
+        _warn(
+            f"other processes used {others:.1f} cores during the measurement, so the rates are too low: "
+            "repeat on an idle machine"
+        )
     if classes.spread > STEADY:
         _warn(
             f"times of the same training step differ by {classes.spread:.0%}, so the rates are not reliable: "

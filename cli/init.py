@@ -1,4 +1,4 @@
-"""`fleetbed init`: an experiment of one's own, with everything it refers to, that runs as it is."""
+"""`fleetbed init`: writes an experiment of your own, with everything that it refers to, which runs as it is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleetbed.profiles.resolve import FOLDERS
 from fleetbed.profiles.yaml_text import plain
 from fleetbed.schema import schema_text
 
-#: the templates by where they go; code has another suffix, because it is none of ours
+#: the templates by where they go; code has another suffix, because it is not part of this package
 FILES = {
     "experiment.yaml": "experiment.yaml",
     "fleets/my-fleet.yaml": "my-fleet.yaml",

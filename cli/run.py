@@ -71,7 +71,7 @@ def run(
             asked = load_experiment(experiment, search, sets or ())
             if dry_run:
                 if asked.flower is not None:
-                    raise BadInput("--dry-run cannot predict a Flower app: nobody knows how long its code will take.")
+                    raise BadInput("--dry-run cannot predict a Flower app: how long its code takes is not known.")
                 _check_start(asked, out, jobs)
                 _forecast(asked, search, as_json)
                 return

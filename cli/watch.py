@@ -26,10 +26,10 @@ LAST_LOOK_S = 5.0
 
 def watch(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs or studies.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any that is free.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 chooses a free one.")] = 0,
     with_run: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
 ) -> None:
-    """Show runs in a browser while they go on: the report's page, updated all the time. Ctrl-C ends it.
+    """Show runs in a browser while they go on, on the report's page, which is updated all the time. Ctrl-C ends it.
 
     The page is served on this host only (127.0.0.1), and only at the address that is printed.
     """

@@ -107,7 +107,7 @@ def resume(config: RunConfig, folder: Path, *, search: Sequence[Path], observer:
     del config, search, observer
     raise BadInput(
         f"{folder}: a run of a Flower app cannot be continued in the middle of its ServerApp; move the folder away, "
-        "and --resume carries the run out anew"
+        "and --resume starts the run again"
     )
 
 

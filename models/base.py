@@ -22,7 +22,7 @@ Index = tuple[Tensor | None, ...]  # per dimension: the rows of the full tensor 
 
 
 class InputSpec(Struct, frozen=True):
-    """What a model reads and predicts.
+    """The input and the labels of a model.
 
     A sample is an image (channels, height, width), a text (tokens,) with its vocabulary, or values of any other shape.
     Its label is one of `classes`, or `targets` numbers; then there are no classes.
@@ -35,31 +35,31 @@ class InputSpec(Struct, frozen=True):
 
     @property
     def outputs(self) -> int:
-        """How many values a model returns for each sample."""
+        """The number of values that a model returns for each sample."""
         return self.classes or self.targets
 
     @property
     def kind(self) -> Reads:
-        """What a sample is."""
+        """The kind of a sample."""
         if self.vocabulary:
             return "text"
         return "images" if len(self.shape) == 3 else "values"
 
 
 def input_dtype(spec: InputSpec) -> torch.dtype:
-    """The type of what goes in: numbers of words, or values."""
+    """Return the type of the input: word numbers, or values."""
     return torch.int64 if spec.vocabulary else torch.float32
 
 
 def label_loss(out: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-    """The loss of what a model returns: cross-entropy of classes, squared error of numbers."""
+    """Return the loss of a model's output: cross-entropy for classes, squared error for numbers."""
     if y.is_floating_point():
         return F.mse_loss(out, y, reduction=reduction)
     return F.cross_entropy(out, y, reduction=reduction)
 
 
 def any_labels(spec: InputSpec, samples: int) -> Tensor:
-    """Labels of the right form, for a pass whose result does not matter."""
+    """Return labels of the right form, for a pass whose result does not matter."""
     return torch.zeros(samples, spec.targets) if spec.targets else torch.zeros(samples, dtype=torch.int64)
 
 
@@ -227,7 +227,7 @@ class Family(ABC):
         return {}
 
     def blocks(self, names: Iterable[str]) -> list[list[str]]:
-        """The blocks of each stage, from shallow to deep: what the names of their tensors begin with."""
+        """Return the blocks of each stage, from shallow to deep, each as the prefix of its tensors' names."""
         stages: dict[str, dict[str, None]] = {}  # unlike sets they keep the order
         for name in names:
             match = re.match(self.block_names, name) if self.block_names else None

@@ -1,4 +1,4 @@
-"""What a task does, declared before it runs: from it come the plan in seconds, the FLOPs, the memory and the bytes."""
+"""The work of a task, declared before it runs. Its plan in seconds, FLOPs, memory and bytes are derived from it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct, structs
 
-if TYPE_CHECKING:  # torch is imported by whoever has a model
+if TYPE_CHECKING:  # a caller that has a model has imported torch
     from torch import Tensor
 
     from fleetbed.models.base import Net
@@ -17,7 +17,7 @@ Part = Literal["all", "exits", "features", "intermediate", "classifier"] | int
 
 
 def through(net: Net, part: Part) -> Callable[[Tensor], list[Tensor]]:
-    """What a part of the model makes of what goes into it: one result, or the logits of all exits."""
+    """Return the output of a part of the model: one result, or the logits of all exits."""
     if part == "exits":
         return net.exits
     if isinstance(part, int):
@@ -33,7 +33,7 @@ def gives_logits(part: Part) -> bool:
 
 
 def usual_parts(net: Net) -> tuple[Part, ...]:
-    """What is trained, one after the other, where a model is trained as it is meant to be."""
+    """Return the parts that are trained, one after the other, in the usual training of a model."""
     return ("exits",) if net.segments == 1 else tuple(range(1, net.segments + 1))
 
 
@@ -91,12 +91,12 @@ class Work(Phase, frozen=True, kw_only=True):
         return sum(phase.steps * phase.batch for phase in self.phases)
 
     def through_parts(self, parts: Sequence[Part]) -> Work:
-        """The same work, all of its steps for each of these parts in turn."""
+        """Return the work with all of its steps for each of these parts in turn."""
         *before, last = (structs.replace(self.phases[-1], trains=part) for part in parts)
         return structs.replace(self, earlier=tuple(before), trains=last.trains)
 
     def cut(self, steps: int) -> Work:
-        """The same work, ended after so many steps."""
+        """Return the work, ended after this many steps."""
         left, earlier = steps, []
         for phase in self.earlier:
             earlier.append(structs.replace(phase, steps=min(left, phase.steps)))

@@ -72,7 +72,7 @@ def open_dataset(folder: Path) -> Dataset:
     """Open a folder that `prepare_dataset` wrote."""
     meta = read_meta(folder)
     if meta is None or not is_whole(folder):
-        raise FleetbedError(f"{folder} is not a complete prepared data set; start the run again to prepare it anew")
+        raise FleetbedError(f"{folder} is not a complete prepared data set; start the run again to prepare it again")
     return Dataset(
         meta,
         {split: _mapped(folder / f"x_{split}.npy") for split in SPLITS},

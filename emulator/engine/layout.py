@@ -138,8 +138,8 @@ def check_assign(asked: Model, model: Family, clients: int | None) -> None:
             raise nearest(name, model.variants, "variant", f"model.assign, of the family {model.name}")
     if clients is not None and len(names) > clients:
         raise BadInput(
-            f"model.assign has {len(names)} variants, but the fleet has {clients} clients, so that some would be "
-            f"nobody's: name at most {clients}, or take a larger fleet."
+            f"model.assign has {len(names)} variants, but the fleet has {clients} clients, so that some would have "
+            f"no client: list at most {clients}, or use a larger fleet."
         )
 
 

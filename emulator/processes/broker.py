@@ -280,7 +280,7 @@ class Broker:
         if order is None or worker.sent_s is None:
             if worker.is_ending:
                 return  # its answer is no longer needed
-            raise codec.WireError("an answer that nobody asked for")
+            raise codec.WireError("an answer without an order")
         outcome = outcome_of(frames, worker.sent_s, self._now_s())
         if outcome.answer is not None and outcome.answer.task != order.task:
             raise codec.WireError(f"an answer to task {outcome.answer.task} instead of {order.task}")

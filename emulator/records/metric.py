@@ -1,4 +1,4 @@
-"""What the models of a run are judged by: accuracy where labels are classes, the mean absolute error of numbers."""
+"""The score of a run's models: accuracy if labels are classes, the mean absolute error if they are numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fleetbed.emulator.method.series import MetricName
 
 
 class Metric(Struct, frozen=True):
-    """How a score is called and written. A higher accuracy is better, a lower error is."""
+    """The name and the format of a score. A higher accuracy is better, and a lower error."""
 
     name: MetricName
     title: str
@@ -16,12 +16,12 @@ class Metric(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """Of an axis."""
+        """The label of an axis."""
         return f"{self.title} (%)" if self.name == "accuracy" else self.title
 
     @property
     def difference(self) -> str:
-        """What differences are in."""
+        """The unit of differences."""
         return "percentage points" if self.name == "accuracy" else "the unit of the labels"
 
     def text(self, value: float) -> str:

@@ -15,7 +15,7 @@ R = TypeVar("R", bound=Row)
 
 
 def unknown_version(meta: Mapping[str, Any]) -> str | None:
-    """Say what to do about records of a version that this fleetbed does not know, by their table `meta`."""
+    """Return what to do about records of a version that this fleetbed does not know, from their table `meta`."""
     version = meta.get("schema_version")
     if type(version) is int and 1 <= version <= SCHEMA_VERSION:
         return None

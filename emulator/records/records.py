@@ -121,7 +121,7 @@ class Records:
             ) from error
 
     def _check_there(self) -> None:
-        """Refuse to continue where the file was removed: SQLite would go on writing to one that nobody can read."""
+        """Refuse to continue if the file was removed: SQLite would go on writing to a file that cannot be read."""
         for path in (self._path, self._path.with_name(f"{self._path.name}-wal")):
             found = path.stat().st_ino if path.exists() else None
             known = self._inodes.get(path)

@@ -1,4 +1,4 @@
-"""What a run is doing now: a small file beside its records, which hold only what has ended.
+"""The present state of a run: a small file beside its records, which hold only what has ended.
 
 It is replaced about twice a second while the run goes on. Its reader learns from it whether the process is still alive.
 """

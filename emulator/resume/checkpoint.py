@@ -117,7 +117,7 @@ class Checkpoints:
         reasons = list(problems.values()) or [f"{self._folder}: there is no checkpoint"]
         if ends:
             reasons.append("only the checkpoint at the run's end is whole, and rounds cannot be added to that")
-        raise Damaged(f"{'; '.join(reasons)}; move {self._run} away, and --resume carries this run out anew")
+        raise Damaged(f"{'; '.join(reasons)}; move {self._run} away, and --resume starts this run again")
 
     def clean(self, damaged: Iterable[Path]) -> None:
         """Remove files that were half written when the run was killed, and rename what would be in the way."""

@@ -99,7 +99,7 @@ def clear(folder: Path) -> None:
 
 
 def _anew(folder: Path) -> str:
-    return f"move {folder} away, and --resume carries this run out anew"
+    return f"move {folder} away, and --resume starts this run again"
 
 
 def _shortened(found: object) -> str:
