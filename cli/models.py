@@ -164,9 +164,7 @@ def fit(
     if experiment is not None:
         for option in ("family", "batch", "optimizer", "samples", "image", "classes"):
             if str(context.get_parameter_source(option)).endswith("COMMANDLINE"):
-                raise BadInput(
-                    f"--{option} belongs to --fleet; with an experiment, change its key with --set."
-                )
+                raise BadInput(f"--{option} belongs to --fleet; with an experiment, change its key with --set.")
         _fit_experiment(experiment, sets or (), search_folders(profiles, experiment), as_json)
         return
     from fleetbed.models.families import lookup

@@ -29,7 +29,7 @@ OLD_NAMES = ("profiles/older.py", "emulator/records/tables.py")
 
 @pytest.mark.parametrize("words", REPLACED)
 def test_words_that_have_a_plain_replacement(words: str) -> None:
-    pattern = re.compile(rf"(?<![a-z])(?:{words})(?![a-z])", re.IGNORECASE)
+    pattern = re.compile(rf"(?<![a-z-])(?:{words})(?![a-z])", re.IGNORECASE)
     code = [path for folder in CODE for path in (ROOT / folder).rglob("*.py")]
     found = []
     for path in [*code, *(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
