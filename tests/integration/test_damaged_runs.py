@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from observers import Stopped
 from same_runs import results
 from small_runs import SMALL_NETS, TINIER
 
@@ -28,10 +29,6 @@ RUN = "fedhe-sync-1"
 #: resumes a study after this was done to it; gives the sentence that it ended with, empty if the result is right
 Attempt = Callable[[Callable[[Path], None]], str]
 LIMIT_S = 60
-
-
-class Stopped(BaseException):
-    """As sudden as a kill."""
 
 
 class CopyAfter(Observer):

@@ -5,26 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from observers import Listener
 from small_runs import TINIER, query
 
 from fleetbed.analysis.tables.notes import cautions
 from fleetbed.analysis.tables.runs import open_runs
 from fleetbed.analysis.tables.series import series_of
-from fleetbed.emulator.engine.observer import Observer
 from fleetbed.emulator.machine import calibration
 from fleetbed.emulator.machine.calibration import HostRate, Store
 from fleetbed.emulator.run.references import References
 from fleetbed.emulator.run.study import start_study
 from fleetbed.emulator.wire.messages import Measured
 from fleetbed.profiles.resolve import load_experiment
-
-
-class Heard(Observer):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
 
 
 @pytest.mark.slow
@@ -44,11 +36,11 @@ def test_a_disturbed_calibration_is_reported_and_not_saved(
     answer = Measured(task=0, seconds=0.01, spread=0.02, other_cores=others)
     monkeypatch.setattr(References, "_measure", lambda *_: answer)
     sets = (*TINIER, "processes=inline", "timing.source=enforced", "seeds=[1, 2]", "rounds=1")
-    heard = Heard()
+    heard = Listener()
     folders = start_study(load_experiment("demo", (), sets), tmp_path / "s", search=(), command="", observer=heard)
     told = [
         line
-        for line in heard.lines
+        for line in heard.said
         if line.startswith("other programs used this host during the measurement (others kept")
     ]
     kept = Store().path.exists()
@@ -64,7 +56,7 @@ def test_a_disturbed_calibration_is_reported_and_not_saved(
     ]
     assert len(shown) == (2 if disturbed else 0)
     if disturbed:
-        assert heard.lines[2] == told[0]  # before it are which run it is, and that the host is being measured
+        assert heard.said[2] == told[0]  # before it are which run it is, and that the host is being measured
         assert "the rate, reference times: " in told[1]
     else:
         assert told == []

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from observers import Listener
 from small_runs import OWN_MODEL, TINIER, query, tiny
 from test_bad_replies import METHODS
 
@@ -33,14 +34,6 @@ EVALUATIONS = "SELECT version, round, device_s, target, accuracy, loss FROM eval
 NOTICES = "SELECT device_s, kind, text FROM notices ORDER BY kind"
 
 
-class Heard(Observer):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-
 def sets(method: str, lr: str = "100", policy: str = "{kind: sync}") -> tuple[str, ...]:
     return (
         *TINIER,
@@ -56,7 +49,7 @@ def sets(method: str, lr: str = "100", policy: str = "{kind: sync}") -> tuple[st
 
 @pytest.mark.parametrize("method", [m if m in QUICK else pytest.param(m, marks=pytest.mark.slow) for m in METHODS])
 def test_every_method_goes_on_to_the_end_and_says_so(start: Start, method: str) -> None:
-    observer = Heard()
+    observer = Listener()
     folder = start(*sets(method, LARGER.get(method, "100")), observer=observer)
     assert query(folder, STATUS) == [('"done"',)]
     assert query(folder, "SELECT max(round) FROM tasks") == [(4,)]

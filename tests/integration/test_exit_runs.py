@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from observers import StopAfter
 from small_runs import OWN_MODEL, TINIER, query
 
 from fleetbed.emulator.engine.observer import Observer
@@ -19,15 +20,6 @@ METHODS = {
 }
 EVALUATIONS = "SELECT version, round, device_s, target, accuracy, loss FROM evaluations ORDER BY version, target"
 TASKS = "SELECT task, client, variant, round, outcome, bytes_up, flops, loss FROM tasks ORDER BY task"
-
-
-class StopInTheMiddle(Observer):
-    left = 20
-
-    def tick(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
 
 
 def start(folder: Path, *sets: str, observer: Observer | None = None) -> Path:
@@ -47,7 +39,7 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(tmp_path: Path, met
     sets = (f"algorithms=[{METHODS[method]}]", *OWN_MODEL[method], "rounds=3", "participation.ratio=0.5")
     whole = start(tmp_path / "whole", *sets)
     with pytest.raises(KeyboardInterrupt):
-        start(tmp_path / "stopped", *sets, observer=StopInTheMiddle())
+        start(tmp_path / "stopped", *sets, observer=StopAfter(20, KeyboardInterrupt))
     (stopped,) = [path.parent for path in (tmp_path / "stopped").rglob("run.sqlite")]
     assert 0 < len(query(stopped, TASKS)) < len(query(whole, TASKS))
     (resumed,) = resume_study(tmp_path / "stopped", Observer())

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from observers import Listener
 from small_runs import FOUR, OWN_MODEL, TINIER, query
 
 from fleetbed.emulator.algorithms import names
@@ -37,14 +38,6 @@ ALGORITHMS = {
 }
 SHIPPED = [name for name, where in names().items() if not where.startswith("from ")]
 QUICK = {"fedin"}
-
-
-class Heard(Observer):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
 
 
 @pytest.fixture
@@ -113,13 +106,13 @@ def test_a_deadline_that_a_kind_of_device_misses_is_reported_in_forecast_and_run
     both: Both, slow_kind: tuple[tuple[str, ...], float, float]
 ) -> None:
     sets, deadline_s, needed_s = slow_kind
-    heard = Heard()
+    heard = Listener()
     told, folder = both(*sets, f"policies=[{{kind: deadline, deadline_s: {deadline_s}}}]", observer=heard)
     (warning,) = told.warnings
     assert "6 of 6 tasks on raspberry-pi-4b-4gb (100%) would miss deadline_s" in warning
     late = query(folder, "SELECT device, count(*) FROM tasks JOIN clients USING (client) WHERE outcome = 'late'")
     assert late == [("raspberry-pi-4b-4gb", 6)]
-    (said,) = [line for line in heard.lines if "deadline_s" in line]
+    (said,) = [line for line in heard.said if "deadline_s" in line]
     assert said.startswith("no client on raspberry-pi-4b-4gb (2 of 4) can meet deadline_s")
     assert query(folder, "SELECT text FROM notices WHERE kind = 'deadline'") == [(said,)]
     for sentence in (warning, said):
@@ -150,10 +143,10 @@ def test_a_deadline_that_can_be_met_gives_no_warning(
     both: Both, slow_kind: tuple[tuple[str, ...], float, float]
 ) -> None:
     sets, _, needed_s = slow_kind
-    heard = Heard()
+    heard = Listener()
     told, _ = both(*sets, f"policies=[{{kind: deadline, deadline_s: {1.1 * needed_s}}}]", observer=heard)
     assert told.warnings == []
-    assert [line for line in heard.lines if "deadline_s" in line] == []
+    assert [line for line in heard.said if "deadline_s" in line] == []
 
 
 def test_a_study_is_the_sum_of_its_runs() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from observers import StopAfter
 from same_runs import results
 from small_runs import FOUR, OWN_MODEL, TINIER, query
 
@@ -293,19 +294,11 @@ def test_stays_that_are_too_short_for_a_task_end_the_run(go: Start, tmp_path: Pa
     ids=["on-off", "charging"],
 )
 def test_coming_and_going_survives_an_interruption(go: Start, tmp_path: Path, sets: tuple[str, ...]) -> None:
-    class StopInTheMiddle(Observer):
-        left = 60
-
-        def tick(self) -> None:
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-
     sets = (*sets, "rounds=4")
     whole = go(*sets, name="whole")
     assert query(whole, "SELECT count(*) FROM tasks WHERE outcome = 'offline'")[0][0] > 0
     with pytest.raises(KeyboardInterrupt):
-        go(*sets, name="stopped", observer=StopInTheMiddle())
+        go(*sets, name="stopped", observer=StopAfter(60, KeyboardInterrupt))
     (resumed,) = resume_study(tmp_path / "stopped", Observer())
     assert results(resumed) == results(whole)
 
@@ -338,16 +331,8 @@ def test_late_tasks_are_charged_up_to_their_cut_off(go: Start, tmp_path: Path) -
     costs = "SELECT sum(bytes_up), sum(joules) FROM tasks"
     assert all(less < more for less, more in zip(query(cut, costs)[0], query(whole, costs)[0], strict=True))
 
-    class StopInTheMiddle(Observer):
-        left = 40
-
-        def tick(self) -> None:
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        go(*sets, policy, name="stopped", observer=StopInTheMiddle())
+        go(*sets, policy, name="stopped", observer=StopAfter(40, KeyboardInterrupt))
     (resumed,) = resume_study(tmp_path / "stopped", Observer())
     assert results(resumed) == results(cut)
 

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from observers import StopAfter, Stopped
 from same_runs import results, traces_of, workers_in
 from small_runs import TINIER as TINY
 from small_runs import query
@@ -69,24 +70,6 @@ else:
     storage._write = write
 main()
 """
-
-
-class Stopped(BaseException):
-    """As sudden as a kill, for runs in this process: no handler of the run knows it."""
-
-
-class StopAfter(Observer):
-    def __init__(self, ticks: int) -> None:
-        self._left = ticks
-        self.said: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def tick(self) -> None:
-        self._left -= 1
-        if self._left == 0:
-            raise Stopped
 
 
 def study(folder: Path, *sets: str, observer: Observer | None = None) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from observers import StopAfter, Stopped
 from same_runs import results
 from small_runs import TINIER, query
 
@@ -28,20 +29,6 @@ METHODS = {
     "fedgen": "{server_steps: 3}",
     "fedet": "{public: 8, server_steps: 3, server_batch: 4}",
 }
-
-
-class Stopped(BaseException):
-    """As sudden as a kill, for runs in this process: no handler of the run knows it."""
-
-
-class StopAfter(Observer):
-    def __init__(self, ticks: int) -> None:
-        self._left = ticks
-
-    def tick(self) -> None:
-        self._left -= 1
-        if self._left == 0:
-            raise Stopped
 
 
 class Clock(Observer):

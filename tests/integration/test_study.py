@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from observers import StopAfter, Stopped
 from same_runs import results
-from small_runs import TINIER, query
+from small_runs import SMALL_NETS, TINIER, query
 
 from fleetbed.analysis.tables.compare import compare_runs
 from fleetbed.analysis.tables.runs import open_runs
@@ -24,20 +25,6 @@ from fleetbed.emulator.run.study import add_rounds, new_study, resume_study, sta
 from fleetbed.live import PlainObserver
 from fleetbed.profiles.errors import BadInput, FleetbedError
 from fleetbed.profiles.resolve import load_experiment
-
-
-class Stopped(BaseException):
-    """As sudden as a kill."""
-
-
-class StopAfter(Observer):
-    def __init__(self, ticks: int) -> None:
-        self._left = ticks
-
-    def tick(self) -> None:
-        self._left -= 1
-        if self._left == 0:
-            raise Stopped
 
 
 def study(folder: Path, *sets: str, observer: Observer | None = None) -> list[Path]:
@@ -56,17 +43,18 @@ def contents(folder: Path) -> dict[str, str]:
 
 # adding rounds
 
+SMALL = ("algorithms=[{name: fedavg}]", *SMALL_NETS)
 EXTENDED = {
-    "sync": ("participation.ratio=0.5",),
-    "async": ("policies=[{kind: async, concurrency: 3}]",),
-    "buffered": ("policies=[{kind: buffered, buffer: 3, concurrency: 4}]",),
+    "sync": (*SMALL, "participation.ratio=0.5"),
+    "async": (*SMALL, "policies=[{kind: async, concurrency: 3}]"),
+    "buffered": (*SMALL, "policies=[{kind: buffered, buffer: 3, concurrency: 4}]"),
     "late results": ("policies=[{kind: deadline, deadline_s: 0.12, late: next-round}]",),
-    "over-select": ("policies=[{kind: over-select, invite: 6, take: 3}]",),
-    "kept models": ("algorithms=[{name: fedhe, params: {batch: 4}}]", "participation.ratio=0.5"),
-    "stages": ("algorithms=[{name: fedhenn, params: {rad: 8, client_side_gram: true}}]", "data.public=8"),
-    "seldom evaluated": ("participation.ratio=0.5", "evaluation.every=3"),
-    "seldom stored": ("participation.ratio=0.5", "checkpoint_every=3"),
-    "never stored": ("participation.ratio=0.5", "checkpoint_every=50"),
+    "over-select": (*SMALL, "policies=[{kind: over-select, invite: 6, take: 3}]"),
+    "kept models": (*SMALL_NETS, "algorithms=[{name: fedhe, params: {batch: 4}}]", "participation.ratio=0.5"),
+    "stages": (*SMALL_NETS, "algorithms=[{name: fedhenn, params: {rad: 8, client_side_gram: true}}]", "data.public=8"),
+    "seldom evaluated": (*SMALL, "participation.ratio=0.5", "evaluation.every=3"),
+    "seldom stored": (*SMALL, "participation.ratio=0.5", "checkpoint_every=3"),
+    "never stored": (*SMALL, "participation.ratio=0.5", "checkpoint_every=50"),
     "away": ("availability={kind: on-off, mean_on_s: 1, mean_off_s: 1}",),
 }
 
