@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fleetbed.analysis.figures.style import COLOURS, DASHES, GREY, POLICY_LOOKS, RC, Look, legend_label, looks
+from fleetbed.analysis.figures.style import DASHES, GREY, POLICY_LOOKS, RC, Look, legend_label, looks
 from fleetbed.analysis.tables.curves import Axis, Band, Measure, band, counted, curve, mean_accuracy, y_range
 from fleetbed.analysis.tables.series import Series
 from fleetbed.analysis.tables.units import scale, target_text
@@ -89,7 +89,7 @@ def curves_figure(
                     label, look = one.label.removeprefix(f"{one.method}, "), POLICY_LOOKS[one.policy]
                 else:
                     label, look = one.label, by_label[one.label]
-                _draw_band(axes, found, size, label + seeds, look, DASHES[one.policy], stairs=axis != "rounds")
+                draw_band(axes, found, size, label + seeds, look, DASHES[one.policy], stairs=axis != "rounds")
             axes.set_xlabel(axis_label(axis, unit))
             axes.set_xlim(left=0)
             if axis == "rounds":
@@ -114,7 +114,7 @@ def _target_line(axes: Axes, target: float, metric: Metric) -> None:
     axes.annotate(target_text(target, metric), (1.0, target), ha="left", va="center", fontsize=7.5, color=GREY, **place)
 
 
-def _draw_band(axes: Axes, found: Band, size: float, label: str, look: Look, dashes: Any, *, stairs: bool) -> None:
+def draw_band(axes: Axes, found: Band, size: float, label: str, look: Look, dashes: Any, *, stairs: bool) -> None:
     """Draw steps if it matters when a model was available; against rounds, slopes are easier to distinguish."""
     every = max(1, ceil(len(found.x) / 9))
     axes.plot(
@@ -241,35 +241,3 @@ def _final_by_variant(one: Series) -> dict[str, list[float]]:
             if not np.isnan(accuracy):
                 found.setdefault(variant, []).append(accuracy)
     return found
-
-
-def metric_figure(series: Sequence[Series]) -> Figure:
-    """Draw InCo's theta and beta over the merges: one panel each, one line per layer, mean over seeds."""
-    titles = {"theta": "θ, weight of the base layer", "beta": "β = ⟨g₀, gₖ⟩"}
-    lines: dict[str, dict[tuple[str, str], dict[int, list[float]]]] = {name: {} for name in titles}
-    for one in series:
-        for metric in (metric for run in one.runs for metric in run.metrics if metric.task is None):
-            name, _, layer = metric.name.partition("/")
-            if name in titles and metric.value is not None:
-                by_version = lines[name].setdefault((one.label, layer), {})
-                by_version.setdefault(metric.version, []).append(metric.value)
-    methods = {label for found in lines.values() for label, _ in found}
-    if not methods:
-        raise BadInput("plot inco: no run recorded theta or beta; choose runs of a method with InCo.")
-    with mpl.rc_context(RC):
-        figure, (left, right) = new_figure(6.8, 3.0, ncols=2)
-        for axes, (name, title) in zip((left, right), titles.items(), strict=True):
-            for number, ((label, layer), by_version) in enumerate(sorted(lines[name].items())):
-                axes.plot(
-                    sorted(by_version),
-                    [mean(by_version[version]) for version in sorted(by_version)],
-                    color=COLOURS[number % len(COLOURS)],
-                    linestyle=("-", "--", ":")[number // len(COLOURS) % 3],
-                    label=legend_label(layer if len(methods) == 1 else f"{label} {layer}"),
-                )
-            axes.axhline(0, color=GREY, linewidth=0.8)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.set_xlabel("Merge")
-            axes.set_ylabel(title)
-        right.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return figure

@@ -24,6 +24,7 @@ KINDS = {
     "joules": "accuracy against energy",
     "flops": "accuracy against FLOPs",
     "loss": "test loss against device time",
+    "metrics": "metrics of merges and of clients against device time",
     "pareto": "final accuracy against its cost",
     "groups": "final accuracy by variant",
     "cka": "CKA between the final models, per stage",
@@ -87,6 +88,10 @@ def _draw(kind: str, series: list[Series], targets: Sequence[float]) -> dict[str
         from fleetbed.analysis.figures.curve_plots import curves_figure
 
         return {name: curves_figure(members, "time", (), "loss") for name, members in grouped(kind, evaluated).items()}
+    if kind == "metrics":
+        from fleetbed.analysis.figures.metric_plots import metrics_figure
+
+        return {kind: metrics_figure(series)}
     if kind in ("cka", "features", "updates"):
         from fleetbed.analysis.figures import model_plots
 
@@ -100,6 +105,8 @@ def _draw(kind: str, series: list[Series], targets: Sequence[float]) -> dict[str
     from fleetbed.analysis.figures import curve_plots
 
     if kind == "inco":
-        return {kind: curve_plots.metric_figure(series)}
+        from fleetbed.analysis.figures.metric_plots import inco_figure
+
+        return {kind: inco_figure(series)}
     figure = curve_plots.pareto_figure if kind == "pareto" else curve_plots.groups_figure
     return {name: figure(members) for name, members in grouped(kind, evaluated).items()}

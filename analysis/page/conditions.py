@@ -41,6 +41,15 @@ def _facts(run: Run) -> dict[str, str]:
         "Timing": f"{(about.timing or {}).get('source', MISSING)}{_slowed(run)}",
         "Calibration": str((about.calibration or {}).get("id") or "none"),
         "Started": about.started or MISSING,
+    } | _not_applicable(run)
+
+
+def _not_applicable(run: Run) -> dict[str, str]:
+    if run.config.experiment.flower is None:
+        return {}
+    return {
+        "Does not apply to a Flower app": "the choice of a model by memory, a forecast before the run, "
+        "and resuming in the middle of its ServerApp"
     }
 
 

@@ -17,6 +17,7 @@ from fleetbed.analysis.page.conditions import conditions
 from fleetbed.analysis.page.payload import payload
 from fleetbed.analysis.tables.compare import Comparison, SeriesGroup
 from fleetbed.analysis.tables.intervals import LEAST_PAIRS
+from fleetbed.analysis.tables.metrics import metric_table
 from fleetbed.analysis.tables.notes import cautions
 from fleetbed.analysis.tables.runs import Run
 from fleetbed.analysis.tables.series import names_of_studies, runs_of
@@ -27,7 +28,6 @@ from fleetbed.analysis.tables.summary_table import (
     summary_table,
     to_target_text,
 )
-from fleetbed.analysis.tables.task_metrics import metric_table
 from fleetbed.analysis.tables.units import seconds, target_text
 from fleetbed.analysis.tables.writing import Table
 from fleetbed.profiles.files import title_of
@@ -43,6 +43,7 @@ PARTS = (
     "axis",
     "accuracy_note",
     "result_tables",
+    "fleet_note",
     "conditions",
     "footer",
 )
@@ -80,6 +81,7 @@ def parts(comparison: Comparison) -> dict[str, str]:
         "axis": escape(f"Test {runs[0].metric.label} against device time"),
         "accuracy_note": escape(_accuracy_note(comparison)),
         "result_tables": "".join(f"<h3>{escape(head)}</h3>{table.html()}" for head, table in results(comparison)),
+        "fleet_note": escape(_fleet_note(runs)),
         "conditions": conditions(runs),
         "footer": escape(f"Written by fleetbed from {len(runs)} run{_s(runs)}: {', '.join(r.name for r in runs)}."),
     }
@@ -179,14 +181,28 @@ def _tile(head: str, figure: str, of: str) -> str:
     return f"<div><dt>{escape(head)}</dt><dd>{escape(figure)}</dd><dd>{escape(of)}</dd></div>"
 
 
+def _fleet_note(runs: Sequence[Run]) -> str:
+    chosen = (
+        "Every client trains the largest variant that fits its device."
+        if runs[0].config.experiment.flower is None
+        else "All clients run the code of the app: no model is chosen by the memory of a device, and a call that needs "
+        "more than its client has ends with the outcome oom."
+    )
+    return f"{chosen} Memory is what the client's own process adds while it trains."
+
+
 def _accuracy_note(comparison: Comparison) -> str:
+    if comparison.series[0].runs[0].config.experiment.flower is not None:
+        source = "What the app calls its accuracy and its loss: of its server where that evaluates, else of its clients"
+    else:
+        source = "Mean over the evaluated models"
     several, metric = any(len(one.runs) > 1 for one in comparison.series), comparison.series[0].metric
     spread_note = (
         f" Lines are means over seeds, bands ± 1 standard deviation. Differences are in {metric.difference}, paired by "
         f"seed: mean and 95 % t interval with {LEAST_PAIRS} or more pairs, the difference of each pair with fewer."
     )
     return (
-        "Mean over the evaluated models. Device time is the time on the devices' own clock; "
+        f"{source}. Device time is the time on the devices' own clock; "
         f"evaluation takes none of it.{spread_note if several else ''}"
     )
 

@@ -15,7 +15,8 @@ from msgspec import structs
 from fleetbed.analysis.figures.style import looks
 from fleetbed.analysis.tables.clients import OUTCOMES, ClientResources, client_rows, kind_medians
 from fleetbed.analysis.tables.compare import Comparison, SeriesGroup
-from fleetbed.analysis.tables.curves import Axis, Measure, band, y_range
+from fleetbed.analysis.tables.curves import Axis, Measure, MergeMetric, band, y_range
+from fleetbed.analysis.tables.metrics import client_means, merge_metrics, values_of_tasks
 from fleetbed.analysis.tables.runs import Run
 from fleetbed.analysis.tables.series import Series
 from fleetbed.analysis.tables.stragglers import (
@@ -26,7 +27,6 @@ from fleetbed.analysis.tables.stragglers import (
     waited_for,
     waste,
 )
-from fleetbed.analysis.tables.task_metrics import client_means
 from fleetbed.emulator.method.series import TITLES
 
 SHOWN_AXES: tuple[Axis, ...] = ("time", "rounds", "bytes", "joules")
@@ -34,6 +34,8 @@ PHASES = ("download", "compute", "upload")
 PATH = (*PHASES, "server", "rest")
 #: With more tasks than this on one page, only the first seed of each series has a timeline: the page stays below 5 MB.
 MOST_TASKS = 50_000
+MOST_METRICS = 40  # of merges, and of tasks, that have a curve; the files beside the page have all of them
+MOST_VALUES = 200_000  # of metrics of tasks
 
 
 def payload(comparison: Comparison) -> dict[str, Any]:
@@ -46,6 +48,7 @@ def payload(comparison: Comparison) -> dict[str, Any]:
     metric = comparison.series[0].metric
     return {
         "metric": {"name": metric.name, "title": metric.title.capitalize()},
+        "unevaluated": _unevaluated(series),
         "groups": [
             {
                 "shown": group.shown,
@@ -66,6 +69,10 @@ def payload(comparison: Comparison) -> dict[str, Any]:
             for one in series
         ],
         "curves": {axis: [_curve(one, axis) for one in series] for axis in SHOWN_AXES},
+        "metrics": [
+            {"name": name, "curves": [_curve(one, "time", MergeMetric(name)) for one in series]}
+            for name in list(dict.fromkeys(name for _, run in runs for name in merge_metrics(run)))[:MOST_METRICS]
+        ],
         "losses": [_curve(one, "time", "loss") for one in series],
         "outcomes": outcomes,
         "phases": list(PHASES),
@@ -73,6 +80,14 @@ def payload(comparison: Comparison) -> dict[str, Any]:
         "columns": list(ClientResources.__struct_fields__),
         "runs": [_run(one, run, outcomes if run in with_timeline else None) for one, run in runs],
     }
+
+
+def _unevaluated(series: Sequence[Series]) -> str:
+    """Return what stands in place of a chart without a curve."""
+    runs = [run for one in series for run in one.runs]
+    if all(run.finished and run.config.experiment.flower is not None for run in runs):
+        return "The app reports no accuracy together with a loss; its own metrics are below."
+    return "There is no evaluation yet."
 
 
 def _range(group: SeriesGroup) -> tuple[float, float]:
@@ -173,6 +188,11 @@ def _tasks(run: Run, outcomes: list[str]) -> dict[str, Any]:
     columns["bytes"] = _whole((task.bytes_both for task in tasks), 1)
     columns["joules"] = _whole((task.joules for task in tasks), 1e-2)
     columns["loss"] = _whole((task.loss for task in tasks), 1e-3)
+    most = min(MOST_METRICS, MOST_VALUES // max(1, len(tasks)))
+    columns["metrics"] = {
+        name: [_short(values.get(task.task)) for task in tasks]
+        for name, values in list(values_of_tasks(run).items())[:most]
+    }
     return columns
 
 

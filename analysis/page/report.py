@@ -14,11 +14,11 @@ from fleetbed.analysis.page.page import page
 from fleetbed.analysis.tables.clients import ClientResources, client_rows, find_client, kind_medians
 from fleetbed.analysis.tables.compare import Comparison, records, side_by_side
 from fleetbed.analysis.tables.curves import AXES, band
+from fleetbed.analysis.tables.metrics import TaskMetric, client_means, task_metrics
 from fleetbed.analysis.tables.notes import cautions
 from fleetbed.analysis.tables.runs import Run
 from fleetbed.analysis.tables.series import Series, runs_of, series_of
 from fleetbed.analysis.tables.stragglers import round_costs
-from fleetbed.analysis.tables.task_metrics import TaskMetric, client_means, task_metrics
 from fleetbed.analysis.tables.writing import csv_text, writable
 from fleetbed.profiles.yaml_text import plain
 

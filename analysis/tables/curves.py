@@ -1,4 +1,4 @@
-"""Curves of accuracy or loss against device time, rounds, bytes, joules and FLOPs, for one run and over seeds."""
+"""Curves of accuracy, loss or a metric of merges against what they cost: for one run and over seeds."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetbed.analysis.tables.metrics import merge_metrics
 from fleetbed.analysis.tables.runs import Run
 from fleetbed.analysis.tables.series import Series
 from fleetbed.emulator.method.series import TargetSeries
@@ -18,13 +19,22 @@ from fleetbed.emulator.records.tables import EvaluationRow
 
 Axis = Literal["time", "rounds", "bytes", "joules", "flops"]
 AXES: tuple[Axis, ...] = ("time", "rounds", "bytes", "joules", "flops")
-Measure = Literal["accuracy", "loss"]
+
+
+@dataclass(frozen=True)
+class MergeMetric:
+    """A metric that a method or an app reported for its merges."""
+
+    name: str
+
+
+Measure = Literal["accuracy", "loss"] | MergeMetric
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy or loss as a step function of x, because a model does not change until the next evaluation.
+    """A measure as a step function of x, because a model does not change until the next evaluation or merge.
 
     Where labels are numbers it is the mean absolute error in place of the accuracy. A value is NaN, a gap in the curve,
     if all models had diverged.
@@ -76,26 +86,33 @@ def mean_loss(evaluations: Sequence[EvaluationRow]) -> float:
 
 @lru_cache(maxsize=512)  # a report uses each several times
 def curve(run: Run, axis: Axis, shown: TargetSeries, measure: Measure = "accuracy") -> Curve | None:
-    """Return the curve; None if the run has no such evaluation, or (joules) if no device states its power."""
-    by_version: dict[int, list[EvaluationRow]] = {}
-    for evaluation in counted(run.evaluations, shown):
-        by_version.setdefault(evaluation.version, []).append(evaluation)
-    if not by_version:
+    """Return the curve; None if the run did not measure this, or (joules) if no device states its power."""
+    points = _points(run, shown, measure)
+    if not points:
         return None
-    groups = [by_version[version] for version in sorted(by_version)]
-    average = mean_accuracy if measure == "accuracy" else mean_loss
-    y = np.array([average(group) for group in groups])
-    times = np.array([group[0].device_s for group in groups])
+    times, rounds, y = np.array(points, dtype=float).T
     if axis == "time":
         return Curve(times, y, run.metric)
     if axis == "rounds":
-        return Curve(np.array([float(group[0].round) for group in groups]), y, run.metric)
+        return Curve(rounds, y, run.metric)
     spent = _spending(run, axis)
     if spent is None:
         return None
     moments, amounts = spent
     total = np.concatenate([[0.0], np.cumsum(amounts)])
     return Curve(total[np.searchsorted(moments, times, side="right")], y, run.metric)
+
+
+def _points(run: Run, shown: TargetSeries, measure: Measure) -> list[tuple[float, float, float]]:
+    """Return device time, round and value of everything that was measured."""
+    if isinstance(measure, MergeMetric):
+        return [(point.device_s, point.round, point.value) for point in merge_metrics(run).get(measure.name, ())]
+    by_version: dict[int, list[EvaluationRow]] = {}
+    for evaluation in counted(run.evaluations, shown):
+        by_version.setdefault(evaluation.version, []).append(evaluation)
+    average = mean_accuracy if measure == "accuracy" else mean_loss
+    groups = [by_version[version] for version in sorted(by_version)]
+    return [(group[0].device_s, group[0].round, average(group)) for group in groups]
 
 
 def _spending(run: Run, axis: Axis) -> tuple[Floats, Floats] | None:

@@ -108,27 +108,24 @@ function legend(series, note = "") {
   return list;
 }
 
-/* Accuracy against `axis`, or the loss against device time, for the methods that show the same series: means, a band of
-   one standard deviation, target lines, and the values at the pointer. Steps show when a model was available; against
-   rounds the lines are slopes, which are easier to distinguish. A value of null is a gap: all models had diverged. */
-function lineChart(box, measure, payload, group, xLabel, height) {
-  const loss = measure === "loss";
-  const axis = loss ? "time" : measure;
-  const targets = loss ? [] : group.targets;
+/* `curves` against `axis`, for the methods that show the same series: means, a band of one standard deviation, target
+   lines, and the values at the pointer. Without `range` the chart is as high as the values are. Steps show when a model
+   was available; against rounds the lines are slopes, which are easier to distinguish. A value of null is a gap: all
+   models had diverged. */
+function lineChart(box, {axis, curves, title, targets = [], range = null, isShare = false}, payload, group, xLabel, height) {
   const drawn = payload.series
-    .map((one, place) => ({...one, curve: loss ? payload.losses[place] : payload.curves[axis][place]}))
+    .map((one, place) => ({...one, curve: curves[place]}))
     .filter((one) => one.shown === group.shown && one.curve !== null);
   if (!drawn.length) {
     box.replaceChildren(element("p", {class: "note"}, axis === "joules" && payload.curves.rounds.some((curve) => curve !== null)
-      ? "No device in this fleet states its power." : "There is no evaluation yet."));
+      ? "No device in this fleet states its power." : payload.unevaluated));
     return () => {};
   }
   const [size, unit] = scale(Math.max(...drawn.map((one) => one.curve.x.at(-1))), axis);
   const edges = (sign) => drawn.flatMap(({curve}) => curve.mean
     .map((mean, i) => mean === null ? null : mean + sign * (curve.sd ? curve.sd[i] : 0)).filter((value) => value !== null));
-  const [bottom, top] = loss ? [Math.max(0, Math.min(...edges(-1))), Math.max(...edges(1), 1e-3) * 1.05] : group.range;
-  const isShare = !loss && payload.metric.name === "accuracy"; // else in the unit of the loss or of the labels
-  const valueText = (value) => loss ? value.toFixed(3) : isShare ? (100 * value).toFixed(1) : digits(value);
+  const [bottom, top] = range ?? valueRange(edges(-1), edges(1));
+  const valueText = (value) => isShare ? (100 * value).toFixed(1) : digits(value);
   const right = Math.max(...drawn.map((one) => one.curve.x.at(-1))) / size || 1;
 
   return redrawOnResize(box, (width) => {
@@ -136,7 +133,7 @@ function lineChart(box, measure, payload, group, xLabel, height) {
     const x = (value) => pad.left + (value / right) * (width - pad.left - pad.right);
     const y = (value) => height - pad.bottom - ((value - bottom) / (top - bottom)) * (height - pad.top - pad.bottom);
     const root = svg("svg", {viewBox: `0 0 ${width} ${height}`, height, role: "img",
-      "aria-label": `Test ${loss ? "loss" : payload.metric.title.toLowerCase()} against ${xLabel.toLowerCase()}`});
+      "aria-label": `${title} against ${xLabel.toLowerCase()}`});
     for (const value of ticks(bottom, top, (height - 50) / 45)) {
       root.append(svg("path", {class: "grid", d: `M${pad.left} ${y(value)}H${width - pad.right}`}));
       root.append(svg("text", {x: pad.left - 8, y: y(value) + 4, "text-anchor": "end"}, isShare ? String(Math.round(value * 1000) / 10) : tickText(value)));
@@ -182,6 +179,13 @@ function lineChart(box, measure, payload, group, xLabel, height) {
     box.replaceChildren(root);
     reading(box, root, drawn, {x, size, right, axis, pad, width, height, valueText, unit: isShare ? " %" : ""});
   });
+}
+
+/* The ends of an axis for values of any size and sign. */
+function valueRange(low, high) {
+  const [bottom, top] = [Math.min(...low), Math.max(...high)];
+  const room = 0.05 * (top - bottom) || 0.05 * Math.abs(top) || 1;
+  return [bottom >= 0 ? Math.max(0, bottom - room) : bottom - room, top + room];
 }
 
 /* The indices of consecutive values without a null between them. */

@@ -84,13 +84,14 @@ function meterOf(share) { return element("span", {class: "meter"}, element("i", 
 
 const X_LABELS = {time: "Device time", rounds: "Round", bytes: "Bytes up and down, whole fleet", joules: "Energy, whole fleet", loss: "Device time"};
 
-/* The charts of accuracy and loss, one series at a time: different series must not be compared. */
+/* The charts of accuracy, loss and metrics of merges, one series at a time: different series must not be compared. */
 class Curves {
   constructor(root) {
     this.root = root;
     this.select = root.querySelector("#series");
+    this.metric = root.querySelector("#merge-metric");
     this.ends = [];
-    this.select.addEventListener("change", () => this.draw());
+    for (const select of [this.select, this.metric]) select.addEventListener("change", () => this.draw());
   }
 
   show(payload) {
@@ -98,6 +99,8 @@ class Curves {
     if (payload.metric && payload.metric.name !== "accuracy") this.clients.judge(payload.metric.title);
     keepChoice(this.select, payload.groups.map((group, place) => element("option", {value: place}, `${group.shown}: ${group.title}`)));
     this.root.querySelector("#series-bar").hidden = payload.groups.length < 2;
+    keepChoice(this.metric, payload.metrics.map(({name}, place) => element("option", {value: place}, name)));
+    this.root.querySelector("#merge-metrics").hidden = !payload.metrics.length;
     this.draw();
   }
 
@@ -108,8 +111,21 @@ class Curves {
     const seeds = Math.max(0, ...payload.curves.rounds.map((curve) => curve?.seeds ?? 0));
     this.ends.forEach((end) => end());
     root.querySelector("#legend").replaceChildren(legend(series, seeds > 1 ? `Lines: mean over up to ${seeds} seeds; bands: ± 1 standard deviation` : ""));
-    this.ends = [...root.querySelectorAll("[data-axis]")].map((box) =>
-      lineChart(box, box.dataset.axis, payload, group, X_LABELS[box.dataset.axis], Number(box.dataset.height)));
+    this.ends = [...root.querySelectorAll("[data-axis]")].map((box) => {
+      const {axis, height} = box.dataset;
+      return lineChart(box, this.measure(axis, group), payload, group, X_LABELS[axis], Number(height));
+    });
+    const chosen = payload.metrics[Number(this.metric.value)];
+    if (!chosen) return;
+    const about = {axis: "time", curves: chosen.curves, title: chosen.name};
+    this.ends.push(lineChart(root.querySelector("#merge-metric-chart"), about, payload, group, X_LABELS.time, 230));
+  }
+
+  /* Accuracy, or the error of labels that are numbers, against an axis; or the loss. */
+  measure(axis, {targets, range}) {
+    const {curves, losses, metric} = this.payload;
+    if (axis === "loss") return {axis: "time", curves: losses, title: "Test loss"};
+    return {axis, curves: curves[axis], title: `Test ${metric.title.toLowerCase()}`, targets, range, isShare: metric.name === "accuracy"};
   }
 }
 

@@ -9,14 +9,21 @@ const MEASURES = {
   loss: {title: "Training loss of a task", axis: "loss"},
 };
 
+/* The measures that every run has, and the metrics that this one reported for its tasks. */
+function measuresOf(run) {
+  const reported = Object.keys(run.tasks?.metrics ?? {}).map((name) => [`metric ${name}`, {title: `${name}, as reported for a task`, axis: "loss", metric: name}]);
+  return {...MEASURES, ...Object.fromEntries(reported)};
+}
+
 /* The lines of a run for one measure, by name of the client: device times and values. */
 function resourceLines(run, payload, measure) {
-  const {sum} = MEASURES[measure];
+  const {sum, metric} = measuresOf(run)[measure];
   const cap = payload.columns.indexOf("cap_bytes");
-  const unit = {peak: 1024, cpu: 1e-3, bytes: 1, joules: 1e-2, loss: 1e-3}[measure];
+  const unit = {peak: 1024, cpu: 1e-3, bytes: 1, joules: 1e-2, loss: 1e-3}[measure] ?? 1;
+  const values = metric === undefined ? run.tasks[measure] : run.tasks.metrics[metric];
   const rows = new Map(run.clients.map((row) => [Number(row[0]), row]));
   const lines = new Map();
-  const order = unpack(run.tasks, payload.phases).map((task, i) => ({...task, value: run.tasks[measure][i]}));
+  const order = unpack(run.tasks, payload.phases).map((task, i) => ({...task, value: values[i]}));
   order.sort((a, b) => a.end - b.end);
   for (const task of order) {
     if (task.value === null) continue;
@@ -39,16 +46,16 @@ function timeLines(box, lines, {axis, title}, height) {
   }
   const right = Math.max(...drawn.map((line) => line.x.at(-1)));
   const [xSize, xUnit] = scale(right, "time");
-  let top = axis === "percent" ? 1 : 0;
-  for (const line of drawn) for (const value of line.y) top = Math.max(top, value);
-  top = top * 1.05 || 1;
-  const [ySize, yUnit] = scale(top, axis);
+  let [bottom, top] = [0, axis === "percent" ? 1 : 0];
+  for (const line of drawn) for (const value of line.y) [bottom, top] = [Math.min(bottom, value), Math.max(top, value)];
+  top = top * 1.05 || (bottom ? 0 : 1);
+  const [ySize, yUnit] = scale(Math.max(top, -bottom), axis);
   return redrawOnResize(box, (width) => {
     const pad = {left: 48, right: 12, top: 24, bottom: 38};
     const x = (value) => pad.left + (value / right) * (width - pad.left - pad.right);
-    const y = (value) => height - pad.bottom - (value / top) * (height - pad.top - pad.bottom);
+    const y = (value) => height - pad.bottom - ((value - bottom) / (top - bottom)) * (height - pad.top - pad.bottom);
     const root = svg("svg", {viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": `${title} against device time`});
-    for (const value of ticks(0, top / ySize, (height - 60) / 40)) {
+    for (const value of ticks(bottom / ySize, top / ySize, (height - 60) / 40)) {
       root.append(svg("path", {class: "grid", d: `M${pad.left} ${y(value * ySize)}H${width - pad.right}`}));
       root.append(svg("text", {x: pad.left - 8, y: y(value * ySize) + 4, "text-anchor": "end"}, tickText(value)));
     }
@@ -84,7 +91,6 @@ class Resources {
     this.whose = root.querySelector("#whose");
     this.legend = root.querySelector("#resource-legend");
     this.box = root.querySelector("#resource-chart");
-    this.measure.append(...Object.entries(MEASURES).map(([value, {title}]) => element("option", {value}, title)));
     for (const select of [this.measure, this.whose]) select.addEventListener("change", () => this.draw());
     this.end = () => {};
   }
@@ -92,6 +98,7 @@ class Resources {
   show(run, payload) {
     Object.assign(this, {run, payload, kinds: kindsOf(run, payload)});
     const option = (value, text) => element("option", {value}, text);
+    keepChoice(this.measure, Object.entries(measuresOf(run)).map(([value, {title}]) => option(value, title)));
     const options = [option("all", "all clients"), ...this.kinds.map((kind) => option(`kind ${kind}`, kind)), ...run.clients.map((row) => option(`client ${row[0]}`, `client ${row[0]}`))];
     keepChoice(this.whose, options);
     this.draw();
@@ -109,14 +116,14 @@ class Resources {
     const chosen = lines.filter((line) => ["all", `kind ${line.device}`, `client ${line.name}`].includes(this.whose.value));
     const shown = this.kinds.filter((kind) => chosen.some((line) => line.device === kind));
     this.legend.replaceChildren(swatches(shown.map((kind) => [`c${this.kinds.indexOf(kind) % 7}`, kind])));
-    this.end = timeLines(this.box, chosen, MEASURES[this.measure.value], 300);
+    this.end = timeLines(this.box, chosen, measuresOf(this.run)[this.measure.value], 300);
   }
 }
 
 /* One small chart per measure, for the page of a client. */
 function clientCharts(box, run, payload, name) {
   if (!run.tasks) return;
-  for (const [measure, about] of Object.entries(MEASURES)) {
+  for (const [measure, about] of Object.entries(measuresOf(run))) {
     const line = resourceLines(run, payload, measure).get(name);
     const chart = element("div", {class: "chart"});
     box.append(chart);

@@ -44,6 +44,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
         ("pareto", ["pareto"]),
         ("groups", ["groups"]),
         ("inco", ["inco"]),
+        ("metrics", ["metrics"]),
         ("partition", ["partition"]),
         ("updates", ["updates"]),
         ("cka", ["cka", "cka_stages"]),

@@ -1,8 +1,9 @@
-"""Metrics that a method reported for its tasks, besides the loss: one value per task and name."""
+"""Metrics that a method or an app reported for its tasks and its merges, besides the loss of a task."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from math import isfinite
 from statistics import mean
 from typing import NamedTuple
@@ -30,6 +31,49 @@ def task_metrics(run: Run) -> Iterator[TaskMetric]:
             yield TaskMetric(
                 run.name, task.task, task.client, task.round, metric.name, metric.value if finite else None
             )
+
+
+class MetricPoint(NamedTuple):
+    device_s: float
+    round: int
+    value: float
+
+
+@lru_cache(maxsize=64)  # a report asks for every name
+def merge_metrics(run: Run) -> dict[str, list[MetricPoint]]:
+    """Return the finite metrics of merges by name; what a server measured before its first merge counts as round 0."""
+    merges = {merge.version: merge for merge in run.rounds}
+    name_of = _names(run)
+    found: dict[str, list[MetricPoint]] = {}
+    for metric in run.metrics:
+        if metric.task is None and metric.value is not None and isfinite(metric.value):
+            merge = merges.get(metric.version)
+            end_s, number, stage = (merge.device_end_s, merge.round, merge.stage) if merge else (0.0, 0, "")
+            found.setdefault(name_of(metric.name, stage), []).append(MetricPoint(end_s, number, metric.value))
+    return found
+
+
+def values_of_tasks(run: Run) -> dict[str, dict[int, float]]:
+    """Return the finite metrics of tasks, by name and task."""
+    stages = {task.task: task.stage for task in run.tasks}
+    name_of = _names(run)
+    found: dict[str, dict[int, float]] = {}
+    for one in task_metrics(run):
+        if one.value is not None:
+            found.setdefault(name_of(one.name, stages[one.task]), {})[one.task] = one.value
+    return found
+
+
+def _names(run: Run) -> Callable[[str, str], str]:
+    """Return how a metric of a stage is called: by its name, with the stage if several stages report it."""
+    merges = {merge.version: merge.stage for merge in run.rounds}
+    tasks = {task.task: task.stage for task in run.tasks}
+    stages: dict[str, set[str]] = {}
+    for metric in run.metrics:
+        stage = merges.get(metric.version) if metric.task is None else tasks.get(metric.task)
+        if stage is not None:
+            stages.setdefault(metric.name, set()).add(stage)
+    return lambda name, stage: f"{name} ({stage})" if stage and len(stages[name]) > 1 else name
 
 
 def client_means(run: Run) -> dict[str, dict[int, float]]:
