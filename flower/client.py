@@ -21,7 +21,7 @@ from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.job import StepPacer
 from fleetbed.emulator.processes.forking import one_thread
 from fleetbed.emulator.randomness import derive
-from fleetbed.emulator.wire.messages import Enrolment, Evaluate, Evaluated, Measure, Measured, Setup, Train, kept_name
+from fleetbed.emulator.wire.messages import Enrolment, Setup, Train, kept_name
 from fleetbed.emulator.wire.storage import load_bundle, save_bundle
 from fleetbed.flower import identity
 from fleetbed.flower.app import Config, load_part, read_app
@@ -79,9 +79,6 @@ class FlowerRunner:
             optimizer.step()
         unpack(pack(RecordDict({"arrays": ArrayRecord(model.state_dict())})))
 
-    def rehearse(self, variant: str) -> None:
-        """Nothing is paced, so nothing has to be hot."""
-
     def train(
         self, order: Train, message: Bundle, pacer: StepPacer | None, device: str = "cpu"
     ) -> tuple[Reply, NothingCounted]:
@@ -134,12 +131,6 @@ class FlowerRunner:
         name = kept_name(order.client, order.task)
         save_bundle(self.folder / name, keep)
         return name
-
-    def evaluate(self, order: Evaluate, message: Bundle) -> Evaluated:
-        raise NotImplementedError("a ServerApp evaluates by itself")
-
-    def measure(self, order: Measure) -> Measured:
-        raise NotImplementedError("a Flower app has no reference times")
 
 
 def open_runner(setup: Setup) -> FlowerRunner:

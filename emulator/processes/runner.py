@@ -1,7 +1,7 @@
-"""The interface of the object that carries out the orders of a worker's process.
+"""The interface of the object that carries out the tasks of a client's process.
 
-The emulator's own implementation is `TaskRunner`. The `Setup` of a run can name a module with another one, so that the
-emulator does not depend on foreign code that runs in its clients.
+The emulator's own is `TaskRunner`, which also evaluates, measures and rehearses. The `Setup` of a run can name the
+module of another one, so that the emulator does not depend on foreign code that runs in its clients.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fleetbed.emulator.method.algorithm import Reply
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.job import StepPacer
 from fleetbed.emulator.processes.task_runner import TaskRunner
-from fleetbed.emulator.wire.messages import Enrolment, Evaluate, Evaluated, Measure, Measured, Setup, Train
+from fleetbed.emulator.wire.messages import Enrolment, Setup, Train
 
 
 class Counts(Protocol):
@@ -45,17 +45,11 @@ class Runner(Protocol):
         """Do, before any fork, what every fork would have to do."""
         ...
 
-    def rehearse(self, variant: str) -> None: ...
-
     def train(
         self, order: Train, message: Bundle, pacer: StepPacer | None, device: str = "cpu"
     ) -> tuple[Reply, Counts]: ...
 
     def keep(self, order: Train, keep: Bundle | None) -> str | None: ...
-
-    def evaluate(self, order: Evaluate, message: Bundle) -> Evaluated: ...
-
-    def measure(self, order: Measure) -> Measured: ...
 
 
 def open_runner(setup: Setup) -> Runner:

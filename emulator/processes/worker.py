@@ -11,6 +11,7 @@ from fleetbed.emulator.limits import Group
 from fleetbed.emulator.machine import heap
 from fleetbed.emulator.processes.forking import one_thread
 from fleetbed.emulator.processes.runner import Runner
+from fleetbed.emulator.processes.task_runner import TaskRunner
 from fleetbed.emulator.timeline.pacing import Pacer
 from fleetbed.emulator.wire import codec, shared_memory
 from fleetbed.emulator.wire.messages import (
@@ -64,6 +65,7 @@ def answer(
     try:
         if isinstance(order, Train):
             return _train(runner, order, frames, group, shared)
+        assert isinstance(runner, TaskRunner), "only a run of our own methods asks for this"
         if isinstance(order, Evaluate):
             message = codec.unpack(shared_memory.received(shared, order.slot, frames))
             return [codec.control(runner.evaluate(order, message))]
@@ -82,7 +84,7 @@ def _kind(error: BaseException) -> Failure:
 
 def _train(runner: Runner, order: Train, frames: Frames, group: Group | None, shared: int) -> Frames:
     """Carry out a training task and read its meters: wall time, CPU time, the kernel's own peak of memory."""
-    if order.pace_total_s:
+    if order.pace_total_s and isinstance(runner, TaskRunner):
         # where the zygote could not do it for all: a device that trains all day has its kernels compiled already
         runner.rehearse(order.variant)
     if group is not None:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import errno
-from typing import cast
 
 import pytest
 
 from fleetbed.emulator.processes.task_runner import TaskRunner
 from fleetbed.emulator.processes.worker import answer
 from fleetbed.emulator.wire import codec
-from fleetbed.emulator.wire.messages import Failed, Measure, from_worker
+from fleetbed.emulator.wire.messages import Failed, Measure, Measured, from_worker
 from fleetbed.emulator.wire.storage import Damaged
 
 ORDER = Measure(task=7, variant="v", kind="train", part="all", samples=1, optimise=True)
 
 
-class Broken:
+class Broken(TaskRunner):
     def __init__(self, error: Exception) -> None:
-        self._error = error
+        object.__setattr__(self, "error", error)  # it is frozen
 
-    def measure(self, order: Measure) -> None:
-        raise self._error
+    def measure(self, order: Measure) -> Measured:
+        raise self.error  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +36,7 @@ class Broken:
     ],
 )
 def test_a_failure_is_the_memory_caps_or_the_hosts_or_the_clients_own(error: Exception, kind: str) -> None:
-    (frame,) = answer(cast(TaskRunner, Broken(error)), ORDER, [], None)
+    (frame,) = answer(Broken(error), ORDER, [], None)
     said = codec.parse_control(from_worker, frame)
     assert isinstance(said, Failed)
     assert (said.task, said.kind) == (7, kind)
