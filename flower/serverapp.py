@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fleetbed.emulator.randomness import derive
 from fleetbed.flower import identity
-from fleetbed.flower.app import Config
+from fleetbed.flower.app import DOWNLOAD, Config, needs_download
 from fleetbed.flower.client import seed_all
 from fleetbed.flower.grid import FleetGrid, Stopped
 from fleetbed.flower.packing import figures
@@ -76,6 +76,7 @@ def _failed(error: BaseException, folder: Path) -> ServerAppFailed:
     said = f"{type(error).__name__}: {error}".removesuffix(": ").splitlines()[0]
     return ServerAppFailed(
         f"the ServerApp failed at {frames[-1].filename}:{frames[-1].lineno}: {said}; its traceback is in {path}"
+        + (f"; {DOWNLOAD}" if needs_download(said) else "")
     )
 
 

@@ -15,8 +15,12 @@ from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.resolve import load_experiment, make_experiment
 
 pytest.importorskip("flwr")
+from flwr.app import Context
 from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
+from flwr.serverapp import Grid, ServerApp
+
+from fleetbed.flower.grid import FleetGrid
+from fleetbed.flower.serverapp import running
 
 APPS = Path(__file__).parent / "apps"
 
@@ -101,6 +105,22 @@ def test_flower_that_is_missing_or_too_old(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_error_of_the_network_is_told_from_others() -> None:
     assert needs_download("gaierror: [Errno -3] Temporary failure in name resolution")
     assert not needs_download("ValueError: a connection of neurons")
+
+
+def test_a_serverapp_that_wants_to_download_is_told_so(tmp_path: Path) -> None:
+    for why, hint in (("Couldn't reach the Hub", True), ("no luck", False)):
+        grid = FleetGrid([1])
+        app = ServerApp()
+
+        @app.main()
+        def main(grid: Grid, context: Context, why: str = why) -> None:
+            raise (ConnectionError if "Hub" in why else ValueError)(why)
+
+        with running(app, grid, {}, 1, tmp_path, lambda *_: None):
+            grid.listen(lambda: None)
+        assert "the ServerApp failed at" in str(grid.error)
+        assert ("the app needs a download" in str(grid.error)) == hint
+        assert why in (tmp_path / "error.log").read_text()
 
 
 def test_an_experiment_with_an_app_is_metered_and_has_its_rounds(tmp_path: Path) -> None:
