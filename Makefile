@@ -11,24 +11,24 @@ FOLDERS := profiles models emulator flower analysis api cli
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types clean
 
-help: ## what can be made
+help: ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
 
-demo: $(INSTALLED) ## run a small real fleet under two methods, and report on it
+demo: $(INSTALLED) ## run three methods on eight emulated boards and write a report: 4 minutes on 2 cores
 	$(BIN)/fleetbed doctor
-	folder=$$($(BIN)/fleetbed run demo) && $(BIN)/fleetbed report $$folder --out $$folder/report.html
+	folder=$$($(BIN)/fleetbed run small-boards) && $(BIN)/fleetbed report $$folder --out $$folder/report.html
 
-test: $(INSTALLED) ## the quick tests; `.ci/run` runs all there are
+test: $(INSTALLED) ## run the quick tests (.ci/run runs all of them)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-lint: $(INSTALLED) ## style and format
+lint: $(INSTALLED) ## check style and format
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-types: $(INSTALLED) ## static types
+types: $(INSTALLED) ## check the types
 	$(BIN)/mypy -p fleetbed
 
-clean: ## remove what was installed and built (not your runs, and not the cache in your home)
+clean: ## remove what was installed and built, but not your runs or the cache in your home
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find $(FOLDERS) tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -24,6 +24,7 @@ ProfileFolders = Annotated[
         "Default: FLEETBED_PROFILES. The folder of an experiment's file counts too.",
     ),
 ]
+LONGEST_WORD = 24  # that a table on a terminal does not break, such as the name of a device in brackets
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -56,7 +57,7 @@ def print_json(data: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table with numbers aligned right: with borders on a terminal, as plain columns in a pipe or a file."""
+    """Print a table with numbers aligned right: fitted to the width of a terminal, as plain columns elsewhere."""
     title, columns = plain(title), [plain(column) for column in columns]
     cells = [["" if value is None else plain(_text(value)) for value in row] for row in rows]
     numeric = [all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(columns))]
@@ -74,14 +75,17 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
 
 
 def _draw(title: str, columns: Sequence[str], cells: list[list[str]], numeric: list[bool]) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     # as Text, because rich would interpret a plain string as markup
-    table = Table(title=Text(title), title_justify="left")
-    for name, right in zip(columns, numeric, strict=True):
-        table.add_column(Text(name), justify="right" if right else "left", overflow="fold")
+    table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for number, (name, right) in enumerate(zip(columns, numeric, strict=True)):
+        words = [word for text in (name, *(row[number] for row in cells)) for word in text.split()]
+        whole = min(LONGEST_WORD, max(map(len, words), default=0))
+        table.add_column(Text(name), justify="right" if right else "left", overflow="fold", min_width=whole)
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))
     Console().print(table)

@@ -79,12 +79,16 @@ def report(
 
 
 def _print_results(comparison: Comparison) -> None:
-    """Print what each method reached, what it cost the tightest device, and which work was lost."""
-    from fleetbed.analysis.tables.summary_table import RESULT, series_title, summary_table
+    """Print what each method reached, what it cost the tightest device, which work was lost, and who wins."""
+    from fleetbed.analysis.tables.headlines import headlines
+    from fleetbed.analysis.tables.summary_table import RESULT, summary_table
+    from fleetbed.emulator.method.series import TITLES
 
     for group in comparison.groups:
         table = summary_table(group, RESULT)
-        print_table(series_title(group), table.columns, table.rows)
+        print_table(f"Results of the {TITLES[group.shown]}", table.columns, table.rows)
+    for line in headlines(comparison):
+        print(plain(str(line)))
 
 
 def _print_client(runs: list[dict[str, Any]]) -> None:

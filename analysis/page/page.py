@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from importlib.resources import files
-from math import isnan
-from statistics import mean
 from string import Template
 from typing import Any
 
@@ -16,18 +14,13 @@ import msgspec
 from fleetbed.analysis.page.conditions import conditions
 from fleetbed.analysis.page.payload import payload
 from fleetbed.analysis.tables.compare import Comparison, SeriesGroup
+from fleetbed.analysis.tables.headlines import headlines
 from fleetbed.analysis.tables.intervals import LEAST_PAIRS
 from fleetbed.analysis.tables.metrics import metric_table
 from fleetbed.analysis.tables.notes import cautions
 from fleetbed.analysis.tables.runs import Run
 from fleetbed.analysis.tables.series import names_of_studies, runs_of
-from fleetbed.analysis.tables.summary_table import (
-    mean_and_deviation,
-    series_title,
-    speed_up_text,
-    summary_table,
-    to_target_text,
-)
+from fleetbed.analysis.tables.summary_table import series_title, summary_table
 from fleetbed.analysis.tables.units import seconds, target_text
 from fleetbed.analysis.tables.writing import Table
 from fleetbed.profiles.files import title_of
@@ -143,7 +136,7 @@ def _lead(runs: Sequence[Run], comparison: Comparison) -> str:
 
 def _tiles(runs: Sequence[Run], comparison: Comparison) -> list[tuple[str, str, str]]:
     """Return the tiles: heading, figure, and an explanation of the figure."""
-    tiles = [tile for group in comparison.groups for tile in _group_tiles(group, len(comparison.groups) > 1)]
+    tiles = [(line.title, line.figure, line.of) for line in headlines(comparison)]
     fit = sum(client.variant is not None for client in runs[0].clients)
     unfit = len(runs[0].clients) - fit
     tiles.append(("Clients training", str(fit), f"{unfit} unfit" if unfit else "none unfit"))
@@ -151,29 +144,6 @@ def _tiles(runs: Sequence[Run], comparison: Comparison) -> list[tuple[str, str, 
     tiles.append(
         ("Emulated device time", seconds(sum(run.device_s for run in runs)), f"in {seconds(host)} of host time")
     )
-    return tiles
-
-
-def _group_tiles(group: SeriesGroup, several: bool) -> list[tuple[str, str, str]]:
-    """Return tiles for the best and the fastest of the methods that can be compared."""
-    tiles = []
-    of = f", {group.shown}" if several else ""
-    # the mean is NaN for a method that diverged with any seed, which then cannot be the best
-    ranked = [one for one in group.summaries if one.final and not isnan(mean(one.final.values()))]
-    if ranked:
-        choose = max if group.metric.higher_is_better else min
-        best = choose(ranked, key=lambda summary: mean(summary.final.values()))
-        figure = mean_and_deviation(best.final, group.metric)
-        tiles.append((f"Best final {group.metric.title}{of}", figure, best.series.label))
-    for target in group.targets[:1]:
-        there = [summary for summary in group.summaries if summary.to_target[target, "time"].always]
-        if there:
-            first = min(there, key=lambda summary: mean(summary.to_target[target, "time"].reached))
-            gain = first.speed_up(group.base, target, "time")
-            by = speed_up_text(first, group.base, target, "time")
-            over = f", speed-up {by} over {group.base.series.label}" if gain and first is not group.base else ""
-            time = to_target_text(first.to_target[target, "time"])
-            tiles.append((f"Fastest to {target_text(target, group.metric)}{of}", time, first.series.label + over))
     return tiles
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from math import isnan
 from statistics import mean, stdev
 
-from fleetbed.analysis.tables.compare import TITLES, Comparison, MethodSummary, SeriesGroup, ToTarget
+from fleetbed.analysis.tables.compare import TITLES, Comparison, MethodSummary, SeriesGroup
 from fleetbed.analysis.tables.curves import Axis
 from fleetbed.analysis.tables.intervals import difference_text, points, signed
-from fleetbed.analysis.tables.units import MISSING, data_bytes, digits, percent, scale, target_text
+from fleetbed.analysis.tables.units import MISSING, digits, percent, scale, target_text
 from fleetbed.analysis.tables.writing import Table
 from fleetbed.emulator.method.series import TITLES as SERIES_TITLES
 from fleetbed.emulator.records.metric import ACCURACY, Metric
@@ -75,23 +75,25 @@ def paired_text(summary: MethodSummary) -> str:
     return difference_text(summary.difference, points if summary.series.metric is ACCURACY else signed)
 
 
-def spread_text(values: Sequence[float], axis: str) -> str:
-    """Format mean and standard deviation in the unit of their mean."""
+def spread_text(values: Sequence[float], axis: str, largest: float | None = None) -> str:
+    """Format mean and standard deviation in the unit of their mean, or of the largest mean beside it."""
     if not values:
         return MISSING
-    size, unit = scale(abs(mean(values)), axis)
+    size, unit = scale(abs(mean(values)) if largest is None else largest, axis)
     text = digits(mean(values) / size)
     decimals = len(text.partition(".")[2])
     spread = f" ± {stdev(values) / size:.{decimals}f}" if len(values) > 1 else ""
     return f"{text}{spread} {unit}".rstrip()
 
 
-def to_target_text(to: ToTarget) -> str:
-    """Format mean and deviation over seeds if all of them reached the target."""
+def cost_text(summary: MethodSummary, group: SeriesGroup, target: float, axis: Axis) -> str:
+    """Format the cost to reach a target, if all seeds reached it, in the same unit for all methods of the group."""
+    to = summary.to_target[target, axis]
     if not to.by_seed:
         return MISSING
     if to.always:
-        return spread_text(to.reached, to.axis)
+        means = [mean(other.reached) for one in group.summaries if (other := one.to_target[target, axis]).always]
+        return spread_text(to.reached, axis, max(means))
     if not to.reached:
         return "not reached"
     return f"reached by {len(to.reached)} of {len(to.by_seed)}"
@@ -110,7 +112,8 @@ def memory_text(summary: MethodSummary) -> str:
     """Format the peak memory of the device that came closest to its cap."""
     if (tight := summary.tightest) is None:
         return MISSING
-    return f"{data_bytes(tight.peak_bytes)} of {data_bytes(tight.cap_bytes)} ({tight.device})"
+    size, unit = scale(tight.cap_bytes, "bytes")
+    return f"{digits(tight.peak_bytes / size)} of {digits(tight.cap_bytes / size)} {unit} ({tight.device})"
 
 
 # the columns by name
@@ -137,7 +140,7 @@ def _score(title: str, of: Callable[[MethodSummary], Mapping[int, float]]) -> Co
 
 
 def _cost(axis: Axis) -> Columns:
-    return _per_target(TITLES[axis], lambda one, _, target: to_target_text(one.to_target[target, axis]))
+    return _per_target(TITLES[axis], lambda one, group, target: cost_text(one, group, target, axis))
 
 
 def _speed_up(axis: Axis, title: str) -> Columns:
@@ -166,5 +169,5 @@ DEFAULT = (
     *("seeds", "final", "best", "difference", "time", "bytes", "energy", "flops", "speed-up"),
     *("memory", "dropped"),
 )
-#: what a person wants to know at the end of a study
-RESULT = ("final", "time", "speed-up", "tightest", "dropped", "degraded")
+#: what a person wants to know at the end of a study, in 80 columns
+RESULT = ("final", "time", "tightest", "dropped", "degraded")

@@ -27,7 +27,7 @@ def test_counts() -> None:
     assert "server" in DEVICES
     assert len(LINKS) == 15
     iot = {f"iot-{total}" for total in (10, 20, 50, 100, 200)}
-    assert set(FLEETS) == iot | {"demo", "gpu-edge", "phones", "smart-home-500", "tiny-iot"}
+    assert set(FLEETS) == iot | {"demo", "gpu-edge", "phones", "small-boards", "smart-home-500", "tiny-iot"}
 
 
 @pytest.mark.parametrize("name", DEVICES)
@@ -84,6 +84,7 @@ def test_fleets() -> None:
         "iot-100": 100,
         "iot-200": 200,
         "phones": 100,
+        "small-boards": 8,
         "smart-home-500": 500,
         "tiny-iot": 20,
     }

@@ -35,7 +35,8 @@ def test_report_writes_the_page_and_says_where(study: Path, tmp_path: Path, caps
     *table, last = capsys.readouterr().out.splitlines()
     heads = ("Final accuracy", "Time to 30 %", "Memory of the tightest device", "Late or dropped work", "Degraded")
     assert all(head in table[1] for head in heads)
-    assert [line.split()[0] for line in table[2:]] == ["fedavg", "fedin"]
+    assert [line.split()[0] for line in table[2:4]] == ["fedavg", "fedin"]
+    assert [line.split(":")[0] for line in table[4:6]] == ["Best final accuracy", "Fastest to 30 %"]
     assert last.startswith(f"report: {tmp_path / 'r.html'} (1")
     assert (tmp_path / "r.html").exists()
     assert (tmp_path / "r_parts" / "clients.csv").exists()

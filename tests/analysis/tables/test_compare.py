@@ -85,7 +85,7 @@ def test_the_columns_of_a_paper(runs: list[Run]) -> None:
     found = compare_runs(runs, None, [0.3])
     (table,) = summary_tables(found, ["final", "speed-up", "tightest"])
     assert table.columns == ("Method", "Final accuracy", "Speed-up to 30 %", "Memory of the tightest device")
-    assert table.rows[0] == ("fedavg", "55.0 ± 7.1 %", "1.00×", "90 B of 100 B (pi-zero-2w)")
+    assert table.rows[0] == ("fedavg", "55.0 ± 7.1 %", "1.00×", "90 of 100 B (pi-zero-2w)")
     assert table.rows[1][2] == "2.00 ± 0.00×"  # twice as fast with either seed
     assert column_names(" final, time ,") == ["final", "time"]
     with pytest.raises(BadInput, match=r"--columns: there is no column 'accuracy'; .*allowed are best, bytes"):
