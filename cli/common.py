@@ -24,7 +24,6 @@ ProfileFolders = Annotated[
         "Default: FLEETBED_PROFILES. The folder of an experiment's file counts too.",
     ),
 ]
-LONGEST_WORD = 24  # that a table on a terminal does not break, such as the name of a device in brackets
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -80,15 +79,29 @@ def _draw(title: str, columns: Sequence[str], cells: list[list[str]], numeric: l
     from rich.table import Table
     from rich.text import Text
 
+    console = Console()
     # as Text, because rich would interpret a plain string as markup
     table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for number, (name, right) in enumerate(zip(columns, numeric, strict=True)):
-        words = [word for text in (name, *(row[number] for row in cells)) for word in text.split()]
-        whole = min(LONGEST_WORD, max(map(len, words), default=0))
-        table.add_column(Text(name), justify="right" if right else "left", overflow="fold", min_width=whole)
+    by_column = [[name, *(row[number] for row in cells)] for number, name in enumerate(columns)]
+    widths = _widths(by_column, console.width - 2 * len(columns) + 1)
+    for name, width, right in zip(columns, widths, numeric, strict=True):
+        table.add_column(Text(name), justify="right" if right else "left", overflow="fold", width=width)
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))
-    Console().print(table)
+    console.print(table)
+
+
+def _widths(by_column: Sequence[Sequence[str]], available: int) -> list[int]:
+    """Return the widths of columns that fit a terminal: the widest are wrapped first, and words broken last."""
+    from rich.cells import cell_len
+
+    widths = [max(map(cell_len, texts)) for texts in by_column]
+    words = [max((cell_len(word) for text in texts for word in text.split()), default=1) for texts in by_column]
+    for least in (words, [1] * len(widths)):
+        while sum(widths) > available and any(width > low for width, low in zip(widths, least, strict=True)):
+            widest = max(range(len(widths)), key=lambda at: widths[at] if widths[at] > least[at] else 0)
+            widths[widest] -= 1
+    return widths
 
 
 def _text(value: object) -> str:

@@ -37,7 +37,7 @@ def doctor(as_json: AsJson = False) -> None:
     print_table("What this host can enforce", ("knob", "status", "enforced by", "note"), rows)
     for command in sorted({knob.enable for knob in report.knobs} - {""}):
         knobs = ", ".join(knob.knob for knob in report.knobs if knob.enable == command)
-        print(f"to enable more for {knobs}, run: {command}")
+        print(f"To enforce more of {knobs}: {command}")
 
 
 def calibrate(

@@ -11,9 +11,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from fleetbed.cli import data, flower, host, init, methods, models, profiles, report, run, streams, validate, watch
 from fleetbed.cli.common import complain
@@ -23,12 +24,28 @@ from fleetbed.profiles.files import is_text, show_path
 #: errors of a full or read-only disk, and of limits of the shell or the machine
 LACKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 NO_MEMORY = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
+RUN = "Run"
 DESCRIBE = "Describe"
 HOST = "This host"
 RESULTS = "Results"
 
+#: the commands in the order of the help text; typer would list all groups last
+ORDER = (
+    *("run", "init", "flower"),
+    *("profiles", "models", "data", "methods", "schema", "validate"),
+    *("doctor", "calibrate", "verify"),
+    *("watch", "report", "compare", "plot", "export", "privacy"),
+)
+
+
+class _InOrder(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(self.commands, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+
+
 app = typer.Typer(
     name="fleetbed",
+    cls=_InOrder,
     help="Emulate a fleet of unequal IoT devices on one machine and run federated learning on it.",
     epilog="Exit codes: 0 done, 1 the run failed, 2 bad input, 3 this host cannot do what was asked.",
     no_args_is_help=True,
@@ -39,9 +56,9 @@ app.add_typer(profiles.app, name="profiles", rich_help_panel=DESCRIBE)
 app.add_typer(data.app, name="data", rich_help_panel=DESCRIBE)
 app.add_typer(models.app, name="models", rich_help_panel=DESCRIBE)
 app.add_typer(report.privacy, name="privacy", rich_help_panel=RESULTS)
-app.command("run")(run.run)
-app.command("flower")(flower.flower)
-app.command("init")(init.init)
+app.command("run", rich_help_panel=RUN)(run.run)
+app.command("flower", rich_help_panel=RUN)(flower.flower)
+app.command("init", rich_help_panel=RUN)(init.init)
 app.command("schema", rich_help_panel=DESCRIBE)(profiles.schema)
 app.command("methods", rich_help_panel=DESCRIBE)(methods.methods)
 app.command("validate", rich_help_panel=DESCRIBE)(validate.validate)

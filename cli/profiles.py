@@ -41,7 +41,7 @@ _COLUMNS: dict[Kind, tuple[str, ...]] = {
     "device": ("name", "title", "trains_on", "rate_gflops", "cap_mib", "link"),
     "link": ("name", "title", "down_mbit_s", "up_mbit_s", "rtt_ms", "loss"),
     "fleet": ("name", "title", "clients", "devices"),
-    "experiment": ("name", "title", "fleet", "algorithms", "runs"),
+    "experiment": ("name", "title", "fleet", "methods", "runs"),
 }
 
 
@@ -217,7 +217,7 @@ def _summary(profile: Profile, name: str, path: Path) -> dict[str, Any]:
     elif isinstance(profile, Experiment):
         titles = ", ".join(choice.title for choice in profile.algorithms)
         row = {key: row[key] for key in ("name", "file", "title", "fleet")}
-        row |= {"algorithms": titles, "runs": len(runs(profile))}
+        row |= {"algorithms": titles, "methods": len(profile.algorithms), "runs": len(runs(profile))}
     return row
 
 

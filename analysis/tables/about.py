@@ -20,7 +20,7 @@ class Host(Struct, frozen=True):
 
 
 class HostKnob(Struct, frozen=True):
-    """What the host can do about one limit; `enable` is the command that would give more."""
+    """What the host can do about one limit; `enable` says what would give more, mostly a command."""
 
     knob: str
     status: str

@@ -23,7 +23,7 @@ _PROBE = LimitPlan("probe", memory_bytes=64 * 2**20, cpu_cores=0.5, gpu=GpuPlan(
 
 
 class Knob(Struct, frozen=True):
-    """How far one knob works here. `enable` is the command that would improve it, if there is one."""
+    """How far one knob works here. `enable` says what would improve it, mostly a command."""
 
     knob: str
     status: str
@@ -85,7 +85,7 @@ def _memory(cap: Cap, found: list[Place]) -> Knob:
 
 def _gpu(cap: Cap) -> Knob:
     if cap.status == "modelled":
-        enable = "an NVIDIA card and a CUDA build of torch"
+        enable = "use an NVIDIA card and a CUDA build of torch"
     else:
         enable = "" if "MPS" in cap.backend else MPS_COMMAND
     return Knob(cap.knob, cap.status, cap.backend, cap.note, enable)

@@ -84,6 +84,19 @@ def test_fit_says_what_each_device_trains() -> None:
     assert all(row["memory_bytes"] < row["cap_bytes"] and row["reason"] for row in table)
 
 
+@pytest.mark.slow
+def test_in_small_boards_memory_and_time_decide_and_all_methods_train_the_same() -> None:
+    table = fleetbed.fit("small-boards")
+    trained: dict[str, dict[str, str]] = {}
+    for row in table:
+        trained.setdefault(row["method"], {})[row["device"]] = row["variant"]
+    assert list(trained) == ["heteroavg", "fedin", "inco"]
+    assert trained["heteroavg"] == trained["fedin"] == trained["inco"]
+    assert len(set(trained["fedin"].values())) >= 3
+    stopped_by = {row["stopped_by"]["name"] for row in table if row["stopped_by"]}
+    assert {"memory", "time"} <= stopped_by
+
+
 INTERRUPTED = """
 import os, signal, sys, threading, time
 import fleetbed
