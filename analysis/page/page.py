@@ -111,7 +111,7 @@ def _target_table(group: SeriesGroup, target: float) -> Table:
 
 def _lead(runs: Sequence[Run], comparison: Comparison) -> str:
     experiment = runs[0].config.experiment
-    methods = ", ".join(one.label for one in comparison.series)
+    methods = ", ".join(dict.fromkeys(one.method for one in comparison.series))
     seeds = sorted({run.config.seed for run in runs})
     kinds = len({client.device for client in runs[0].clients})
     if experiment.flower is not None:
@@ -125,11 +125,12 @@ def _lead(runs: Sequence[Run], comparison: Comparison) -> str:
     partition = experiment.data.partition
     families = ", ".join(dict.fromkeys(title_of(run.config.model.family) for run in runs))
     skew = f" {partition.alpha:g}" if partition.kind == "dirichlet" else ""
+    policies = dict.fromkeys(run.config.policy.kind for run in runs)
     return (
         f"{methods} on {len(runs[0].clients)} clients with {kinds} kind{_s(range(kinds))} of device "
         f"(fleet {experiment.fleet}), {experiment.rounds} rounds, seed{_s(seeds)} {', '.join(map(str, seeds))}. "
         f"Data: {experiment.data.name}, partition {partition.kind}{skew}; models: {families}; "
-        f"policy: {', '.join(dict.fromkeys(run.config.policy.kind for run in runs))}; "
+        f"{'policy' if len(policies) == 1 else 'policies'}: {', '.join(policies)}; "
         f"timing: {experiment.timing.source}."
     )
 
