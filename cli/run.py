@@ -20,11 +20,17 @@ from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Experiment, runs
 from fleetbed.profiles.files import check_new
 from fleetbed.profiles.resolve import load_experiment, search_folders
+from fleetbed.profiles.yaml_text import plain
 from fleetbed.running import StudyInterrupted, check_jobs, resume_runs, start_runs
 
 
 def run(
-    experiment: Annotated[str | None, typer.Argument(help="The name or YAML file of an experiment.")] = None,
+    experiment: Annotated[
+        str | None,
+        typer.Argument(
+            help="The name of an experiment, as fleetbed profiles list experiment shows them, or a YAML file."
+        ),
+    ] = None,
     sets: Annotated[
         list[str] | None,
         typer.Option(
@@ -33,12 +39,17 @@ def run(
             help="Override any key, such as timing.source=modelled. With --resume, rounds=N adds rounds.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the runs; it must not exist yet.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder for the runs, which must not exist yet; default: a new one in runs/."),
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Continue the study or run in this folder.")
     ] = None,
     only: Annotated[str | None, typer.Option(metavar="RUN", help="With --resume: continue only this run.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Runs at the same time; not with enforced timing.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Carry out N runs at the same time; not with enforced timing.")
+    ] = 1,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only predict the device time, host time and disk space.")
     ] = False,
@@ -50,7 +61,7 @@ def run(
 ) -> None:
     """Run an experiment: one run for each combination of algorithm, policy and seed.
 
-    Ctrl-C stops cleanly; continue with --resume.
+    Ctrl-C stops cleanly, and --resume continues. When it is done, fleetbed report shows the results.
     """
     if (experiment is None) == (resume is None):
         raise BadInput(
@@ -88,6 +99,7 @@ def run(
         results = {path.name: read_result(path) for path in folders}
         print_json({"folder": str(folder), "runs": [str(path) for path in folders], "results": results})
     else:
+        print(plain(f"see the results with: fleetbed report {folder}"), file=sys.stderr)
         print(folder)
 
 

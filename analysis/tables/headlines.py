@@ -13,6 +13,7 @@ from fleetbed.analysis.tables.stragglers import round_costs, rounds_without
 from fleetbed.analysis.tables.summary_table import cost_text, mean_and_deviation, speed_up_text
 from fleetbed.analysis.tables.units import seconds, target_text
 
+MOST_TARGETS = 2  # that have a headline of their own
 WORTH_SAYING = 0.99  # a round that would take this part of its time without a kind of board, or more, waits for none
 
 
@@ -45,7 +46,7 @@ def _leaders(group: SeriesGroup, of: str) -> list[Headline]:
         best = choose(ranked, key=lambda summary: mean(summary.final.values()))
         figure = mean_and_deviation(best.final, group.metric)
         found.append(Headline(f"Best final {group.metric.title}{of}", figure, best.series.label))
-    for target in group.targets[:1]:
+    for target in group.targets[:MOST_TARGETS]:
         there = [summary for summary in group.summaries if summary.to_target[target, "time"].always]
         if there:
             first = min(there, key=lambda summary: mean(summary.to_target[target, "time"].reached))
