@@ -30,6 +30,7 @@ def test_a_study_is_carried_out_and_its_folder_printed(tmp_path: Path) -> None:
     done = fleetbed("run", *ARGUMENTS, "--set", "seeds=[1, 2]", "--set", "rounds=1", "--out", "mine", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "mine\n")
     assert "round 1/1" in done.stderr
+    assert done.stderr.splitlines()[-1] == "see the results with: fleetbed report mine"
     for seed in (1, 2):
         folder = tmp_path / "mine" / f"heteroavg-sync-{seed}"
         assert query(folder, "SELECT value FROM meta WHERE key = 'status'") == [('"done"',)]
@@ -45,7 +46,7 @@ def test_a_study_is_carried_out_and_its_folder_printed(tmp_path: Path) -> None:
     for seed in (1, 2):
         found = told["results"][f"heteroavg-sync-{seed}"]
         line = f"heteroavg-sync-{seed}: accuracy {found['scores']['global']:.1%} after round {found['round']}"
-        assert line in done.stderr.splitlines()[-2:]
+        assert line in done.stderr.splitlines()[-3:-1]
         assert line in resumed.stderr.splitlines()[-2:]
     one = fleetbed("run", "--resume", "mine/heteroavg-sync-2", cwd=tmp_path)
     assert (one.returncode, one.stdout, one.stderr.count("already done")) == (0, "mine/heteroavg-sync-2\n", 1)
