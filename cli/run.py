@@ -98,9 +98,10 @@ def run(
 
         results = {path.name: read_result(path) for path in folders}
         print_json({"folder": str(folder), "runs": [str(path) for path in folders], "results": results})
-    else:
+        return
+    if only is None:  # with --jobs, each run of the study is a command with --only
         print(plain(f"see the results with: fleetbed report {folder}"), file=sys.stderr)
-        print(folder)
+    print(folder)
 
 
 def _check_resume(*, out: Path | None, profiles: list[Path] | None, dry_run: bool) -> None:
