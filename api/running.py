@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,7 @@ def run(
     jobs: int = 1,
     profiles: Sequence[str | os.PathLike[str]] = (),
     progress: bool = True,
+    track: str | Sequence[str] = (),
 ) -> Results:
     """Run an experiment and return its results, as `fleetbed.load` does.
 
@@ -56,19 +58,25 @@ def run(
     `{"training.optimizer.lr": 0.1}`; `out` is the folder of the study, which must not exist yet. With `resume` instead
     of an experiment the study or run in that folder is continued; then `only` names one of its runs, and
     `set={"rounds": 50}` adds rounds. `jobs` runs are carried out at the same time. `profiles` are folders with your own
-    devices/, links/, fleets/ and experiments/.
+    devices/, links/, fleets/ and experiments/. `track` names trackers that the runs are sent to while they go on:
+    "tensorboard", "mlflow" or "wandb".
 
     An interrupt stops the study cleanly and raises `StudyInterrupted`, a `KeyboardInterrupt`.
     """
+    from fleetbed.analysis.tracking.trackers import check_trackers
+    from fleetbed.beside import tracked
     from fleetbed.results import load
 
     sets = as_settings(set or {})
+    trackers = [track] if isinstance(track, str) else list(track)
+    check_trackers(trackers)
+    beside = partial(tracked, trackers=trackers)
     if (experiment is None) == (resume is None):
         raise BadInput("fleetbed.run needs either an experiment or resume=FOLDER.")
     if resume is not None:
         if out is not None or profiles:
             raise BadInput("a study continues in its own folder with its own profiles: leave out= and profiles= out.")
-        folder, folders = resume_runs(Path(resume), sets=sets, only=only, jobs=jobs, show=progress)
+        folder, folders = resume_runs(Path(resume), sets=sets, only=only, jobs=jobs, show=progress, beside=beside)
     else:
         assert experiment is not None
         if only is not None:
@@ -83,6 +91,7 @@ def run(
             command=_call(name, set, profiles),
             jobs=jobs,
             show=progress,
+            beside=beside,
         )
     return load(*folders) if only is not None else load(folder)
 

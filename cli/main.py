@@ -16,7 +16,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from fleetbed.cli import data, flower, host, init, methods, models, profiles, report, run, streams, validate, watch
+from fleetbed.cli import (
+    data,
+    flower,
+    host,
+    init,
+    methods,
+    models,
+    profiles,
+    report,
+    run,
+    streams,
+    track,
+    validate,
+    watch,
+)
 from fleetbed.cli.common import complain
 from fleetbed.profiles.errors import BadInput, FleetbedError, HostCannot
 from fleetbed.profiles.files import is_text, show_path
@@ -64,7 +78,13 @@ app.command("methods", rich_help_panel=DESCRIBE)(methods.methods)
 app.command("validate", rich_help_panel=DESCRIBE)(validate.validate)
 profiles.app.command("measure")(host.measure)
 _HOST_COMMANDS: tuple[Callable[..., None], ...] = (host.doctor, host.calibrate, host.verify)
-_RESULT_COMMANDS: tuple[Callable[..., None], ...] = (report.report, report.plot, report.compare, watch.watch)
+_RESULT_COMMANDS: tuple[Callable[..., None], ...] = (
+    report.report,
+    report.plot,
+    report.compare,
+    watch.watch,
+    track.track,
+)
 for command in _HOST_COMMANDS:
     app.command(rich_help_panel=HOST)(command)
 for command in _RESULT_COMMANDS:

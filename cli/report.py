@@ -28,8 +28,7 @@ Targets = Annotated[
         callback=check_finite,
         metavar="ACCURACY",
         min=0,
-        max=1,
-        help="A target accuracy, such as 0.6; may be repeated.",
+        help="A target accuracy, such as 0.6, or a mean absolute error; may be repeated.",
     ),
 ]
 Series = Annotated[
@@ -189,9 +188,7 @@ def compare(
 
 def export_runs(
     folders: RunFolders,
-    form: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="csv, chrome-trace, tensorboard or parquet.")
-    ] = "csv",
+    form: Annotated[str, typer.Option("--format", metavar="FORMAT", help="csv, chrome-trace or parquet.")] = "csv",
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the files.")] = Path("export"),
     series: Series = None,
 ) -> None:

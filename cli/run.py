@@ -6,12 +6,15 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fleetbed.analysis.tracking.trackers import check_trackers
+from fleetbed.beside import tracked
 from fleetbed.cli.common import AsJson, ProfileFolders, complain, print_json, print_table
 from fleetbed.cli.interrupts import stop_cleanly
 from fleetbed.cli.streams import never_failing
@@ -56,6 +59,14 @@ def run(
     watch: Annotated[
         bool, typer.Option("--watch", help="Also show the runs in a browser while they go on, as fleetbed watch does.")
     ] = False,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TRACKER",
+            help="Also send the runs to tensorboard, mlflow or wandb while they go on, as fleetbed track does; "
+            "may be repeated.",
+        ),
+    ] = None,
     profiles: ProfileFolders = None,
     as_json: AsJson = False,
 ) -> None:
@@ -68,7 +79,8 @@ def run(
             "fleetbed run needs either an experiment or --resume DIR; list them with: fleetbed profiles list experiment"
         )
     stop_cleanly()
-    beside = watched if watch else contextlib.nullcontext
+    check_trackers(track or ())
+    beside = partial(_accompanied, watch=watch, trackers=track or ())
     sys.stdout = never_failing(sys.stdout)  # results are in the run's folder, so a lost line must not end the run
     try:
         if resume is not None:
@@ -102,6 +114,13 @@ def run(
     if only is None:  # with --jobs, each run of the study is a command with --only
         print(plain(f"see the results with: fleetbed report {folder}"), file=sys.stderr)
     print(folder)
+
+
+@contextlib.contextmanager
+def _accompanied(folder: Path, watch: bool, trackers: Sequence[str]) -> Iterator[None]:
+    """Show the runs in this folder while they go on, and send them to trackers, as far as that was asked for."""
+    with watched(folder) if watch else contextlib.nullcontext(), tracked(folder, trackers):
+        yield
 
 
 def _check_resume(*, out: Path | None, profiles: list[Path] | None, dry_run: bool) -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fleetbed.cli.common import complain
+from fleetbed.beside import beside
 from fleetbed.profiles.yaml_text import plain
 
 if TYPE_CHECKING:
@@ -52,21 +50,6 @@ def _end_with_input(server: LiveServer) -> None:
     server.shutdown()
 
 
-@contextlib.contextmanager
-def watched(folder: Path) -> Iterator[None]:
-    """Serve the page of a study from a process of its own, so that it does not disturb the run; end it with the run."""
-    from fleetbed.emulator.machine.interpreter import module_command
-
-    command = module_command("fleetbed.cli.main", "watch", folder, "--until-input-ends", function="program")
-    # in a session of its own, so that Ctrl-C stops the run first; it ends when this process does, however that ends
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
-    try:
-        yield
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            process.wait(timeout=2 * LAST_LOOK_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            complain("the live page did not end in time and was stopped")
+def watched(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Serve the page of a study from a process of its own; end it with the run."""
+    return beside("watch", folder, wait_s=2 * LAST_LOOK_S)

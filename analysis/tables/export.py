@@ -1,10 +1,10 @@
-"""Runs in the formats of other tools: CSV and Chrome's trace always, TensorBoard and Parquet where installed."""
+"""Runs in the formats of other tools: CSV and Chrome's trace always, Parquet where installed."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from math import isfinite, isnan
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -113,46 +113,6 @@ def _span(thread: int, name: str, start_s: float, length_s: float, about: dict[s
     return {**place, "ts": start_s * 1e6, "dur": length_s * 1e6, "args": about}
 
 
-def _tensorboard(run: Run, out: Path, shown: TargetSeries) -> list[Path]:
-    """Accuracy by merge, for the run and per model, with device time as the time of the step."""
-    try:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-    except ImportError as error:
-        raise missing_extra("--format tensorboard", "TensorBoard", "tensorboard") from error
-    folder = out / run.name
-    writer = EventFileWriter(str(folder))
-    try:
-        for step, moment, tag, value in scalars(run, shown):
-            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-            writer.add_event(Event(wall_time=moment, step=step, summary=summary))
-    finally:
-        writer.close()
-    return sorted(folder.glob("events.out.tfevents.*"))
-
-
-def scalars(run: Run, shown: TargetSeries) -> Iterator[tuple[int, float, str, float]]:
-    """(step, device seconds, name, value) of everything that is a curve.
-
-    The step is the merge, for the run's own accuracy the round. What is not finite is left out: a gap in the curve.
-    """
-    ends = {one.version: one.device_end_s for one in run.rounds} | {e.version: e.device_s for e in run.evaluations}
-    for number, moment, accuracy in _points(run, shown):
-        yield number, moment, f"series/{shown}", accuracy
-    for evaluation in run.evaluations:
-        for name, value in ((run.metric.name, evaluation.score), ("f1", evaluation.f1), ("loss", evaluation.loss)):
-            if value is not None and isfinite(value):
-                yield evaluation.version, evaluation.device_s, f"{name}/{evaluation.target}", value
-    clients = {task.task: task.client for task in run.tasks}
-    for metric in run.metrics:
-        if metric.value is not None and isfinite(metric.value):
-            of = "" if metric.task is None else f"/client {clients.get(metric.task, 'unknown')}"
-            yield metric.version, ends.get(metric.version, 0.0), f"{metric.name}{of}", metric.value
-    for one in run.rounds:
-        yield one.version, one.device_end_s, "round/device_s", one.device_end_s - one.device_start_s
-
-
 def _parquet(run: Run, out: Path, shown: TargetSeries) -> list[Path]:
     del shown
     try:
@@ -174,6 +134,5 @@ def _parquet(run: Run, out: Path, shown: TargetSeries) -> list[Path]:
 FORMATS: dict[str, Callable[[Run, Path, TargetSeries], list[Path]]] = {
     "csv": _csv,
     "chrome-trace": _chrome_trace,
-    "tensorboard": _tensorboard,
     "parquet": _parquet,
 }

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from small_runs import TINIER
 from webdriver import CHROMIUM, DRIVER, MISSING, Browser, chromedriver
 
 from fleetbed.emulator.machine.interpreter import module_command
@@ -36,6 +37,42 @@ def start(*args: object) -> tuple[subprocess.Popen[str], str]:
     raise AssertionError("no address was printed")
 
 
+def phone(browser: Browser, scheme: str) -> None:
+    """Show the page as a phone does; it must not be wider than that."""
+    browser.devtools("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=2, mobile=True)
+    browser.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    assert browser.run("return document.documentElement.scrollWidth") <= 390
+
+
+def test_a_run_is_seen_from_its_start_to_its_end(tmp_path: Path) -> None:
+    sets = [part for text in (*TINIER, "rounds=12", "seeds=[1, 2]") for part in ("--set", text)]
+    process, url = start("run", "demo", "--out", tmp_path / "study", "--watch", *sets)
+    with chromedriver() as port:
+        browser = Browser(port, tmp_path / "profile")
+        try:
+            browser.open(url)
+            wait_for(browser, "return document.querySelectorAll('.card').length === 2")  # one of them has not started
+            states = "return [...document.querySelectorAll('.card')].map((one) => one.className.split(' ')[1]).join()"
+            wait_for(browser, f"return (() => {{ {states} }})() === 'done,running'")
+            phone(browser, "dark")
+            wait_for(browser, f"return (() => {{ {states} }})() === 'done,done'")
+            assert browser.texts(".card .state") == ["done, round 12 of 12"] * 2
+            assert browser.texts("#connection") == ["Every run has ended."]
+            assert browser.run("return live.page.payload.curves.rounds[0].x.at(-1)") == 12
+            assert browser.run("return document.querySelector('#doing').hidden") is True
+            phone(browser, "light")
+            assert process.wait(timeout=60) == 0
+            wait_for(browser, "return document.querySelector('#connection').textContent.startsWith('Nobody answers')")
+            assert len(browser.texts(".card.done")) == 2
+            assert [entry for entry in browser.log("browser") if "ERR_CONNECTION_REFUSED" not in entry["message"]] == []
+        finally:
+            browser.quit()
+            process.kill()
+            process.wait()
+            assert process.stderr is not None
+            process.stderr.close()
+
+
 def test_a_run_is_seen_while_it_goes_on_and_as_killed(tmp_path: Path) -> None:
     small = ("timing.source=modelled", "training.max_steps=2", "policies=[{kind: sync}]", "seeds=[1]", "rounds=500")
     sets = [part for text in (*small, "algorithms=[{name: heteroavg}]") for part in ("--set", text)]
@@ -52,13 +89,7 @@ def test_a_run_is_seen_while_it_goes_on_and_as_killed(tmp_path: Path) -> None:
             assert "heteroavg-sync-1" in browser.texts("#cards h3")
             wait_for(browser, "return document.querySelectorAll('#doing-table tbody tr').length > 0")
             for scheme in ("light", "dark"):
-                browser.devtools(
-                    "Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=2, mobile=True
-                )
-                browser.devtools(
-                    "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}]
-                )
-                assert browser.run("return document.documentElement.scrollWidth") <= 390
+                phone(browser, scheme)
             process.send_signal(signal.SIGKILL)
             process.wait()
             wait_for(browser, "return document.querySelector('.card.stopped .state')?.textContent.includes('killed')")

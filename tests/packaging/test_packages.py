@@ -55,7 +55,7 @@ SUB_PACKAGES = {
         "resume",
         "run",
     ),
-    "analysis": ("tables", "figures", "page"),
+    "analysis": ("tables", "figures", "page", "tracking"),
 }
 MOST_MODULES = 16  # in one folder
 INSTALL_AGAIN = "the editable install is older than pyproject.toml: pip install --no-deps --no-build-isolation -e ."

@@ -59,16 +59,14 @@ class LivePage {
   say(text) { document.querySelector("#connection").textContent = text; }
 
   async ask() {
-    try {
-      const answer = await fetch(`state?known=${this.stamp}`, {cache: "no-store"});
-      if (!answer.ok) throw new Error(answer.statusText);
-      this.take(await answer.json());
-      setTimeout(() => this.ask(), EVERY_MS);
-    } catch (error) {
-      if (!(error instanceof TypeError)) throw error;
+    const answer = await fetch(`state?known=${this.stamp}`, {cache: "no-store"}).catch(() => null);
+    if (!answer?.ok) {
       this.say("Nobody answers any more: fleetbed watch has ended. This page shows its last state.");
       document.querySelector("#connection").classList.add("banner");
+      return;
     }
+    this.take(await answer.json());
+    setTimeout(() => this.ask(), EVERY_MS);
   }
 }
 const live = new LivePage();

@@ -17,9 +17,9 @@ import pytest
 from synthetic_runs import write_run
 from test_report_commands import run_command
 
-from fleetbed.analysis.page import watching
 from fleetbed.analysis.page.serving import LiveServer
 from fleetbed.analysis.page.watching import Watched
+from fleetbed.analysis.tables import changes
 from fleetbed.emulator.limits.owner import this_process
 from fleetbed.emulator.records.records import Records
 from fleetbed.emulator.records.snapshot import FILE, Snapshot, TaskNow
@@ -108,8 +108,8 @@ def test_a_run_that_goes_on_one_that_was_killed_and_one_from_elsewhere(tmp_path:
 
 
 def test_new_records_and_new_runs_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "LEAST_S", 0.0)
-    monkeypatch.setattr(watching, "SHARE", 0)
+    monkeypatch.setattr(changes, "LEAST_S", 0.0)
+    monkeypatch.setattr(changes, "SHARE", 0)
     folder = write_run(tmp_path, status="running", stop_after=1)
     watched = Watched([tmp_path])
     first = watched.state(None)
