@@ -1,7 +1,8 @@
 """Style of the figures: one colour and marker per series, one dash per policy, legible in print.
 
-The colours are those of Okabe and Ito, which are distinct for people with any common colour blindness, without the
-yellow, which is too pale on paper, and without the second blue, for which there are black and grey.
+The first seven colours are those of Okabe and Ito, which are distinct for people with any common colour blindness,
+without the yellow, which is too pale on paper, and without the second blue, for which there are black and grey. The
+other four are less so; there the marker helps.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from typing import Any
 from fleetbed.analysis.tables.series import Series
 from fleetbed.profiles.yaml_text import plain
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#1A1A1A", "#9AA0A6")
+COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#1A1A1A", "#9AA0A6"),
+    *("#7B1FA2", "#6B3A1E", "#9BBD00", "#C2184A"),
+)
 GREY = "#5F6368"  # of target lines and other references
 MARKERS = ("o", "s", "^", "D", "v", "P")
 DASHES = {
@@ -59,7 +63,7 @@ RC: Any = {  # Any: matplotlib types its keys one by one
 
 @dataclass(frozen=True)
 class Look:
-    """A colour and a marker. Because 7 and 6 have no common divisor, no two of 42 slots share both."""
+    """A colour and a marker. Because 11 and 6 have no common divisor, no two of 66 slots share both."""
 
     slot: int
 
@@ -86,7 +90,7 @@ POLICY_LOOKS = {policy: Look(place) for place, policy in enumerate(DASHES)}
 
 
 def looks(series: Sequence[Series]) -> dict[str, Look]:
-    """Return the look of each series, by its label; up to six series differ in both colour and marker.
+    """Return the look of each series, by its label: up to six differ in both colour and marker, up to eleven in colour.
 
     The first series of a known method has the method's own look. Any other gets the look of its label's hash, or the
     next one whose colour and marker are not used yet.

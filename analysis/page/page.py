@@ -23,6 +23,7 @@ from fleetbed.analysis.tables.series import names_of_studies, runs_of
 from fleetbed.analysis.tables.summary_table import series_title, summary_table
 from fleetbed.analysis.tables.units import seconds, target_text
 from fleetbed.analysis.tables.writing import Table
+from fleetbed.emulator.records.metric import Metric
 from fleetbed.profiles.files import title_of
 from fleetbed.profiles.yaml_text import plain
 
@@ -71,13 +72,17 @@ def parts(comparison: Comparison) -> dict[str, str]:
         "banners": "".join(f'<p class="banner">{escape(text)}</p>' for text in cautions(comparison.series)),
         "tiles": "".join(_tile(*tile) for tile in _tiles(runs, comparison)),
         "metric": escape(runs[0].metric.title.capitalize()),
-        "axis": escape(f"Test {runs[0].metric.label} against device time"),
+        "axis": escape(_axis(runs[0].metric)),
         "accuracy_note": escape(_accuracy_note(comparison)),
         "result_tables": "".join(f"<h3>{escape(head)}</h3>{table.html()}" for head, table in results(comparison)),
         "fleet_note": escape(_fleet_note(runs)),
         "conditions": conditions(runs),
         "footer": escape(f"Written by fleetbed from {len(runs)} run{_s(runs)}: {', '.join(r.name for r in runs)}."),
     }
+
+
+def _axis(metric: Metric) -> str:
+    return f"Test {metric.label} against device time{'' if metric.higher_is_better else '; lower is better'}"
 
 
 def title(runs: Sequence[Run]) -> str:

@@ -16,6 +16,7 @@ from fleetbed.analysis.tables.series import Series
 from fleetbed.emulator.method.series import TargetSeries
 from fleetbed.emulator.records.metric import ACCURACY, Metric
 from fleetbed.emulator.records.tables import EvaluationRow
+from fleetbed.profiles.errors import BadInput
 
 Axis = Literal["time", "rounds", "bytes", "joules", "flops"]
 AXES: tuple[Axis, ...] = ("time", "rounds", "bytes", "joules", "flops")
@@ -179,6 +180,9 @@ def best_accuracy(one: Curve) -> float:
 
 def targets_of(runs: Sequence[Run], base: Series, asked: Sequence[float]) -> tuple[float, ...]:
     """Return the requested targets, or those of the experiments, or the highest 5 % step the base always reached."""
+    for target in asked:
+        if base.metric is ACCURACY and not 0 <= target <= 1:
+            raise BadInput(f"--target {target:g}: an accuracy is from 0 to 1, such as 0.6.")
     if asked:
         return tuple(asked)
     named = {target for run in runs for target in run.config.experiment.evaluation.targets}

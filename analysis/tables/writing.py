@@ -48,6 +48,10 @@ def latex_text(text: str) -> str:
     return ("{}" if shown.startswith(("[", "*")) else "") + "".join(_LATEX.get(c, c) for c in shown)
 
 
+_LONG = ' class="long"'
+LONG = 24  # characters; a cell with more may have several lines on a page
+
+
 @dataclass(frozen=True)
 class Table:
     columns: tuple[str, ...]
@@ -89,7 +93,7 @@ class Table:
         head = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in self.columns)
         body = "".join(
             f'<tr><th scope="row">{html.escape(row[0])}</th>'
-            + "".join(f"<td>{html.escape(cell)}</td>" for cell in row[1:])
+            + "".join(f"<td{_LONG if len(cell) > LONG else ''}>{html.escape(cell)}</td>" for cell in row[1:])
             + "</tr>"
             for row in self.rows
         )

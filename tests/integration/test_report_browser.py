@@ -224,6 +224,37 @@ def odd_page(folder: Path, label: str) -> Path:
     return write_report([first, replace(second, evaluations=own)], folder / "odd.html", None, [])[0]
 
 
+def test_errors_of_numbers_and_long_names(browser: Browser, tmp_path: Path) -> None:
+    """Where labels are numbers, lower is better; and devices with long names leave space for all resources."""
+    runs = [
+        replace(
+            run,
+            evaluations=tuple(
+                msgspec.structs.replace(e, accuracy=None, f1=None, mae=4 * (1 - e.accuracy)) for e in run.evaluations
+            ),
+            clients=tuple(msgspec.structs.replace(c, device=f"banana-{c.device}-512mb") for c in run.clients),
+        )
+        for run in open_runs([write_study(tmp_path / "study", ("fedavg", "fedin"), (1,), clients=10, rounds=12)])
+    ]
+    assert runs[0].metric.name == "mae"
+    browser.open(write_report(runs, tmp_path / "errors.html", None, [2.5])[0])
+    assert browser.texts("#accuracy h2") == ["Mean absolute error"]
+    assert browser.texts("#accuracy figcaption")[0] == "Test mean absolute error against device time; lower is better"
+    assert "2.5" in browser.texts("[data-axis=time] svg text")
+    curves = browser.run("return page.payload.curves.time.map((curve) => curve.mean.at(-1))")
+    assert curves[1] < curves[0]  # fedin ends with the lower error
+    tiles = dict(zip(browser.texts(".tiles dt"), browser.texts(".tiles dd + dd"), strict=True))
+    assert tiles["Best final mean absolute error"] == "fedin"
+    heads = browser.texts("#client-table thead th")
+    assert heads[-1] == "Mean absolute error"
+    assert 0 < float(browser.texts("#client-table tbody tr:first-child td:last-child")[0]) < 4
+    for table in ("#client-table", "[data-part=result_tables] .scroll"):
+        needed, there = browser.run(
+            f"const t = document.querySelector('{table}'); return [t.scrollWidth, t.clientWidth]"
+        )
+        assert needed <= there, table
+
+
 @pytest.mark.parametrize("label", ["<!--<script>", "</script><!--", "\"'><img src=x onerror=alert(1)>", "__proto__"])
 def test_odd_labels_gaps_and_series(browser: Browser, tmp_path: Path, label: str) -> None:
     browser.open(odd_page(tmp_path, label))

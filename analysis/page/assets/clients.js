@@ -60,11 +60,12 @@ class ClientTable {
     this.dialog.addEventListener("close", () => history.replaceState(null, "", "#clients"));
   }
 
-  /* Clients are judged by another measure than accuracy: an error in the unit of the labels. */
-  judge(title) {
+  /* What clients are judged by: an accuracy, or an error in the unit of the labels. */
+  judgeBy({name, title}) {
     const column = COLUMNS.find((one) => one.key === "accuracy");
-    Object.assign(column, {title, format: (value) => value === null ? MISSING : digits(value)});
-    document.querySelector("[data-column=accuracy]")?.parentNode.lastChild.replaceWith(title);
+    const errorText = (value) => value === null ? MISSING : digits(value);
+    Object.assign(column, {title, format: name === "accuracy" ? percent : errorText});
+    document.querySelector("[data-column=accuracy]").parentNode.lastChild.replaceWith(title);
   }
 
   get columns() { return COLUMNS.filter((column) => !this.off.has(column.key)); }

@@ -3,6 +3,7 @@
 
 const DASHES = {sync: "", deadline: "7 4", "over-select": "7 3 2 3", async: "2 3", buffered: "4 2 1 2"};
 const MISSING = "–";
+const COLOURS = 11; // --c0 and so on in the style sheet
 
 function element(name, attributes = {}, ...children) {
   const node = document.createElement(name);

@@ -96,7 +96,6 @@ class Curves {
 
   show(payload) {
     this.payload = payload;
-    if (payload.metric && payload.metric.name !== "accuracy") this.clients.judge(payload.metric.title);
     keepChoice(this.select, payload.groups.map((group, place) => element("option", {value: place}, `${group.shown}: ${group.title}`)));
     this.root.querySelector("#series-bar").hidden = payload.groups.length < 2;
     keepChoice(this.metric, payload.metrics.map(({name}, place) => element("option", {value: place}, name)));
@@ -150,6 +149,7 @@ class Page {
 
   show(payload) {
     this.payload = payload;
+    this.clients.judgeBy(payload.metric);
     this.curves.show(payload);
     keepChoice(this.select, payload.runs.map((run) => element("option", {value: run.label}, run.label + (run.state ? ` (${run.state})` : ""))));
     this.showRun();

@@ -112,10 +112,10 @@ class Resources {
       return;
     }
     const lines = [...resourceLines(this.run, this.payload, this.measure.value).values()];
-    for (const line of lines) line.colour = this.kinds.indexOf(line.device) % 7;
+    for (const line of lines) line.colour = this.kinds.indexOf(line.device) % COLOURS;
     const chosen = lines.filter((line) => ["all", `kind ${line.device}`, `client ${line.name}`].includes(this.whose.value));
     const shown = this.kinds.filter((kind) => chosen.some((line) => line.device === kind));
-    this.legend.replaceChildren(swatches(shown.map((kind) => [`c${this.kinds.indexOf(kind) % 7}`, kind])));
+    this.legend.replaceChildren(swatches(shown.map((kind) => [`c${this.kinds.indexOf(kind) % COLOURS}`, kind])));
     this.end = timeLines(this.box, chosen, measuresOf(this.run)[this.measure.value], 300);
   }
 }

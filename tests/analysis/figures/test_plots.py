@@ -169,6 +169,24 @@ def test_series_side_by_side_differ_in_colour_and_in_marker(labels: tuple[str, .
     assert len({look.marker for look in found.values()}) == len(labels)
 
 
+def test_eleven_series_differ_in_colour_and_more_in_colour_or_marker() -> None:
+    table_3 = (
+        "inco",
+        "inco-heteroprox",
+        "inco-inclusivefl",
+        "all-small",
+        "heteroavg",
+        "heterofl",
+        "scalefl",
+        "inclusivefl",
+    )
+    for labels in (table_3, KNOWN[:11], KNOWN[-11:], [f"method {number}" for number in range(11)]):
+        found = looks([Series(label, label, "sync", ()) for label in labels])
+        assert len({look.colour_number for look in found.values()}) == len(labels)
+    many = looks([Series(f"method {number}", "mine", "sync", ()) for number in range(24)]).values()
+    assert len({(look.colour_number, look.marker_number) for look in many}) == 24
+
+
 def lab(colour: str) -> np.ndarray:
     """CIELAB of a colour such as #0072B2, by its definition (D65)."""
     rgb = np.array([int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)])
@@ -182,9 +200,9 @@ def lab(colour: str) -> np.ndarray:
 @pytest.mark.parametrize("palette", ["figures", "light page", "dark page"])
 def test_no_two_colours_are_alike(palette: str) -> None:
     css = (files("fleetbed.analysis.page") / "assets" / "report.css").read_text()
-    found = re.findall(r"--c\d: (#[0-9a-f]{6})", css)
-    colours = {"figures": COLOURS, "light page": found[:7], "dark page": found[7:]}[palette]
-    assert len(colours) == 7
+    found = re.findall(r"--c\d+: (#[0-9a-f]{6})", css)
+    colours = {"figures": COLOURS, "light page": found[:11], "dark page": found[11:]}[palette]
+    assert len(colours) == 11
     for first, second in itertools.combinations(colours, 2):
         assert np.linalg.norm(lab(first) - lab(second)) > 30, (first, second)
     hues = [np.degrees(np.arctan2(b, a)) % 360 for _, a, b in map(lab, colours) if np.hypot(a, b) > 20]
