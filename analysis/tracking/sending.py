@@ -65,7 +65,7 @@ class Sender:
             began_s = time.thread_time()
             if self._runs.refresh() or (self._problem is not None and time.monotonic() > retry_s):
                 before = self._problem
-                self._send_all(none_is_alive=False)
+                self._send_all(lambda _: False)  # if it was killed, that is known at the end
                 if self._problem is not None and self._problem != before:
                     self._say(f"{self._title}: {self._problem}; the run goes on, and this is tried again")
                 self._runs.rest(time.thread_time() - began_s)
@@ -76,7 +76,7 @@ class Sender:
     def finish(self, *, going_on: bool) -> None:
         """Send everything that is there, and close. `going_on`: runs may still be carried out by somebody else."""
         self._runs.refresh(now=True)
-        self._send_all(none_is_alive=not going_on)
+        self._send_all(_is_gone if going_on else lambda _: True)
         for run in self._at_work.values():
             with self._guarded():
                 run.end(None, None)
@@ -88,12 +88,15 @@ class Sender:
                 f"fleetbed track {self._name} {self._study}"
             )
 
-    def _send_all(self, *, none_is_alive: bool) -> None:
+    def _send_all(self, is_gone: Callable[[Path], bool]) -> None:
+        """Send all runs; `is_gone` says whether the process of a run has ended that did not record how."""
         self._problem = None
         for folder, run in self._runs.read.items():
             if isinstance(run, Run):
+                status = run.about.status
+                ended = status if status != "running" else "killed" if is_gone(folder) else None
                 with self._guarded():
-                    self._send(run, _ended(folder, run, none_is_alive))
+                    self._send(run, ended)
 
     def _send(self, run: Run, ended: str | None) -> None:
         if self._open is None:
@@ -107,9 +110,11 @@ class Sender:
         if name not in self._at_work:
             self._at_work[name] = self._open(run, self.place, standing.id if standing else None)
         one = self._at_work[name]
-        before = standing.points if standing else 0
-        one.send(points, before)
-        self._keep(name, Standing(one.id, sent, before + len(points)))
+        if standing is None:
+            standing = Standing(one.id)
+            self._keep(name, standing)
+        one.send(points, standing.points)
+        self._keep(name, Standing(one.id, sent, standing.points + len(points)))
         if ended is not None:
             with tempfile.TemporaryDirectory() as made:
                 report = Path(made) / "report.html"
@@ -149,9 +154,6 @@ class Sender:
         os.replace(beside, self._path)
 
 
-def _ended(folder: Path, run: Run, none_is_alive: bool) -> str | None:
-    """Return how a run ended; None if it goes on."""
-    if run.about.status != "running":
-        return run.about.status
+def _is_gone(folder: Path) -> bool:
     snapshot = read_snapshot(folder)
-    return "killed" if none_is_alive or (snapshot is not None and snapshot.alive is False) else None
+    return snapshot is not None and snapshot.alive is False

@@ -73,5 +73,6 @@ def check_trackers(names: Sequence[str]) -> None:
     for name in names:
         if name not in TRACKERS:
             raise nearest(name, TRACKERS, "tracker", "track")
-        if find_spec(name) is None:
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:  # a folder of that name, such as wandb leaves behind, is no library
             raise missing_extra(f"track {name}", TRACKERS[name].title, name)

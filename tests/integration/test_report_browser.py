@@ -184,6 +184,8 @@ def test_a_client_has_a_page_of_its_own_by_keyboard_and_by_address(browser: Brow
     assert browser.run("return document.querySelector('#client-page').open") is False
     browser.open(page, "?again#client-011")
     assert browser.texts("#client-page h2") == ["Client 011"]
+    browser.open(page, "?third#client-999")
+    assert browser.texts("#client-page p") == ["There is no client 999 in this run; its clients are 000 to 029."]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -184,7 +184,11 @@ class ClientTable {
 
   openFromAddress() {
     const name = location.hash.match(/^#client-(.+)$/)?.[1];
+    if (!name) return;
     const row = this.rows.find((one) => one.client === name);
-    if (row) this.page(row);
+    if (row) return this.page(row);
+    this.dialog.querySelector("div").replaceChildren(element("h2", {}, "No such client"),
+      element("p", {}, `There is no client ${name} in this run; its clients are ${this.rows[0]?.client} to ${this.rows.at(-1)?.client}.`));
+    this.dialog.showModal();
   }
 }

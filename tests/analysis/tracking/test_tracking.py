@@ -9,6 +9,7 @@ import struct
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -290,12 +291,12 @@ def test_bad_input_ends_before_anything_starts(
     assert run_command("run", "demo", "--out", out, "--track", "mlfow") == 2
     error = "track: there is no tracker 'mlfow'; did you mean mlflow? allowed are mlflow, tensorboard, wandb."
     assert capsys.readouterr().err == f"fleetbed: {error}\n"
-    monkeypatch.setattr(trackers, "find_spec", lambda _: None)
+    monkeypatch.setattr(trackers, "find_spec", lambda _: ModuleSpec("wandb", None))  # a folder that it left behind
     assert run_command("run", "demo", "--out", out, "--track", "wandb") == 3
     error = "fleetbed: track wandb: Weights & Biases is not installed here; pip install 'fleetbed[wandb]' brings it.\n"
     assert capsys.readouterr().err == error
     assert not out.exists()
     monkeypatch.undo()
-    monkeypatch.setattr(trackers, "find_spec", lambda _: object())
+    monkeypatch.setattr(trackers, "find_spec", lambda _: ModuleSpec("tensorboard", None, origin="somewhere"))
     assert run_command("track", "tensorboard", tmp_path) == 2
     assert "no run, there is no run.sqlite in it" in capsys.readouterr().err
