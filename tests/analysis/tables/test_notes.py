@@ -24,11 +24,12 @@ from fleetbed.analysis.page.page import page
 from fleetbed.analysis.page.report import report_json, write_report
 from fleetbed.analysis.tables.compare import compare_runs, records, side_by_side
 from fleetbed.analysis.tables.curves import band, curve
-from fleetbed.analysis.tables.export import export, scalars
+from fleetbed.analysis.tables.export import export
 from fleetbed.analysis.tables.notes import cautions, variant_notes
 from fleetbed.analysis.tables.runs import Run, open_run, open_runs
 from fleetbed.analysis.tables.series import series_of
 from fleetbed.analysis.tables.summary_table import summary_tables
+from fleetbed.analysis.tracking.points import Sent, new_points
 from fleetbed.emulator.records.tables import MetricRow
 
 
@@ -70,7 +71,7 @@ def test_divergence_is_reported_and_every_command_still_works(tmp_path: Path) ->
         for path in export([run], form, tmp_path / "out"):
             if path.suffix == ".json":
                 json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert all(math.isfinite(value) for *_, value in scalars(run, "global"))
+    assert all(math.isfinite(value) for point in new_points(run, Sent())[0] for value in point.values.values())
 
 
 def test_a_seed_that_diverged_is_counted_and_not_averaged(tmp_path: Path) -> None:
@@ -171,7 +172,9 @@ def test_metrics_of_tasks_are_in_report_and_exports(tmp_path: Path) -> None:
     parts = {path.name: path for path in write_report([run], tmp_path / "r.html", None, [])}
     rows = list(csv.DictReader(io.StringIO(parts["task_metrics.csv"].read_text())))
     assert [float(row["value"]) for row in rows if row["name"] == "distance"] == list(values.values())
-    assert {name for *_, name, _ in scalars(run, "global")} >= {"distance/client 0", "distance/client 1"}
+    sent = {name: value for point in new_points(run, Sent())[0] for name, value in point.values.items()}
+    assert sent["method/distance"] == 2.5  # the mean of 2 and 3, in the last round
+    assert "method/broken" not in sent
 
 
 def test_a_sound_study_has_no_cautions(tmp_path: Path) -> None:
