@@ -48,7 +48,7 @@ ORDER = (
     *("run", "init", "flower"),
     *("profiles", "models", "data", "methods", "schema", "validate"),
     *("doctor", "calibrate", "verify"),
-    *("watch", "report", "compare", "plot", "export", "privacy"),
+    *("watch", "track", "report", "compare", "plot", "export", "privacy"),
 )
 
 
