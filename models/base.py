@@ -154,6 +154,7 @@ class Family(ABC):
     def __init__(self, options: Any) -> None:
         self.options = options
         self._tensors: dict[tuple[str, InputSpec], Tensors] = {}
+        self._narrowed: dict[tuple[str, ...], Family] = {}
 
     @property
     def smallest_image(self) -> int:
@@ -237,9 +238,12 @@ class Family(ABC):
 
     def narrow(self, variants: tuple[str, ...]) -> Family:
         """Return the family with only these variants, in the family's order; with all if `variants` is empty."""
+        if variants in self._narrowed:
+            return self._narrowed[variants]
         for variant in variants:
             self.check_variant(variant)
         narrowed = copy.copy(self)
+        narrowed._narrowed = {}
         narrowed.variants = tuple(v for v in self.variants if v in variants or not variants)
         largest = narrowed.variants[-1]
         for variant in narrowed.variants:
@@ -248,6 +252,7 @@ class Family(ABC):
                     f"model.variants: {variant} of {self.name} is not a part of {largest}, the largest one "
                     f"listed, so the server's model would not contain its weights: add a variant that contains both."
                 )
+        self._narrowed[variants] = narrowed
         return narrowed
 
     def part_of(self, variant: str, whole: str) -> bool:

@@ -6,12 +6,13 @@ A module is imported only when its family is requested: timm alone takes half a 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
 import msgspec
 
-from fleetbed.models.base import Family
+from fleetbed.models.base import Family, Options
 from fleetbed.models.plug_ins import find_plug_in, outside
 from fleetbed.profiles.errors import nearest
 from fleetbed.profiles.explain import explain
@@ -49,12 +50,18 @@ def family(name: str, options: Mapping[str, Any] | None = None) -> Family:
     if name not in _FAMILIES:
         return _from_outside(name, options or {})
     module, kind = _FAMILIES[name]
-    made: type[Family] = getattr(import_module(f"fleetbed.models.families.{module}"), kind)
+    found: type[Family] = getattr(import_module(f"fleetbed.models.families.{module}"), kind)
     given = dict(options or {})
     try:
-        return made(msgspec.convert(given, made.options_type))
+        return _made(found, msgspec.convert(given, found.options_type))
     except msgspec.ValidationError as error:
-        raise explain(error, given, made.options_type, f"the model family {name}", "model.options") from error
+        raise explain(error, given, found.options_type, f"the model family {name}", "model.options") from error
+
+
+@lru_cache(maxsize=64)
+def _made(kind: type[Family], options: Options) -> Family:
+    """Return one family for equal options, so that what was worked out for its variants is known to all who ask."""
+    return kind(options)
 
 
 def _from_outside(name: str, options: Mapping[str, Any]) -> Family:
