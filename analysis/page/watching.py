@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
+from fleetbed.analysis.page.changes import ChangingRuns
 from fleetbed.analysis.page.page import document, parts
 from fleetbed.analysis.page.payload import payload
-from fleetbed.analysis.tables.changes import ChangingRuns
 from fleetbed.analysis.tables.compare import side_by_side
 from fleetbed.analysis.tables.runs import Run
 from fleetbed.emulator.records.snapshot import Snapshot, read_snapshot

@@ -14,8 +14,8 @@ from typing import TextIO
 import msgspec
 from msgspec import Struct
 
+from fleetbed.analysis.page.changes import ChangingRuns
 from fleetbed.analysis.page.page import page
-from fleetbed.analysis.tables.changes import ChangingRuns
 from fleetbed.analysis.tables.compare import side_by_side
 from fleetbed.analysis.tables.runs import DATABASE, Run
 from fleetbed.analysis.tracking.points import Sent, new_points

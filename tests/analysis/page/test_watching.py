@@ -17,9 +17,9 @@ import pytest
 from synthetic_runs import write_run
 from test_report_commands import run_command
 
+from fleetbed.analysis.page import changes
 from fleetbed.analysis.page.serving import LiveServer
 from fleetbed.analysis.page.watching import Watched
-from fleetbed.analysis.tables import changes
 from fleetbed.emulator.limits.owner import this_process
 from fleetbed.emulator.records.records import Records
 from fleetbed.emulator.records.snapshot import FILE, Snapshot, TaskNow
