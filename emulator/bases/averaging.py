@@ -1,4 +1,4 @@
-"""What the methods that average weights share: each client trains a slice, the server takes the mean delta.
+"""The base of methods that average weights: each client trains a slice, the server takes the mean delta.
 
 Layer-wise aggregation, for every tensor l over the clients that hold it:
 
@@ -59,7 +59,7 @@ MOST_INDICES = 64
 
 
 class Means(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The parameters that every method that averages weights has."""
+    """The parameters of every method that averages weights."""
 
     #: clients: all count the same; samples: by their number of samples; None: as the method has it
     weighting: Weighting | None = None
@@ -70,10 +70,10 @@ class Means(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class AddOn(Protocol):
-    """What changes the mean delta of a method that averages weights, such as InCo."""
+    """A change of the mean delta of a method that averages weights, such as InCo."""
 
     def check(self) -> None:
-        """Raise BadInput where it does not go with the method, the family or the variants."""
+        """Raise BadInput if it does not fit the method, the family or the variants."""
         ...
 
     def adjust(self, before: Tensors, moved: Tensors) -> dict[str, float]:
@@ -116,7 +116,7 @@ class Averaging(Algorithm):
 
     @property
     def is_partial(self) -> bool:
-        """Whether a part of each client's model stays with it."""
+        """Whether a part of each client's model stays with the client."""
         return self.sections != ALL_SECTIONS
 
     def check(self) -> None:
@@ -148,7 +148,7 @@ class Averaging(Algorithm):
         return Bundle(self.cut(state, assignment.client.variant, shift), values)
 
     def shift(self, assignment: Assignment) -> int:
-        """By how much the channel windows of a width family are moved for this task."""
+        """Return by how much the channel windows of a width family are moved for this task."""
         return 0
 
     def work(self, state: Bundle, assignment: Assignment) -> Work:
@@ -176,18 +176,18 @@ class Averaging(Algorithm):
         return train(job, model, self.local_step(job, model, start), epochs=self.epochs(job))
 
     def reply(self, job: Job, model: Net, start: Tensors, metrics: dict[str, float]) -> Reply:
-        """The trained weights that travel, what goes with them, and what the client keeps."""
+        """Return the reply: the trained weights that travel, what goes with them, and what the client keeps."""
         extras = self.extras(job, model, start)
         tensors = {name: t for name, t in model.state_dict().items() if name in job.message.tensors}
         message = Bundle({**tensors, **extras.tensors}, extras.values)
         return Reply(message=message, keep=self.kept(job, model, start), metrics=metrics)
 
     def epochs(self, job: Job) -> int | None:
-        """The epochs of a task where they are not the experiment's; `work` declares them."""
+        """Return the epochs of a task if they differ from the experiment's; `work` declares them."""
         return None
 
     def local_step(self, job: Job, model: Net, start: Tensors) -> Step:
-        """What a client does with a mini-batch; `start` is what the model was before the first one."""
+        """Return the step of a client on a mini-batch; `start` is the model before the first one."""
         return cross_entropy_step(model)
 
     def extras(self, job: Job, model: Net, start: Tensors) -> Bundle:
@@ -198,14 +198,14 @@ class Averaging(Algorithm):
         return Bundle()
 
     def kept(self, job: Job, model: Net, start: Tensors) -> Bundle | None:
-        """What a client keeps: the part of its model that does not travel."""
+        """Return what a client keeps: the part of its model that does not travel."""
         if not self.is_partial:
             return None
         own = {name: t for name, t in model.state_dict().items() if name not in job.message.tensors}
         return Bundle(prefixed(MODEL, own))
 
     def expects(self, assignment: Assignment, sent: Bundle) -> Expected | None:
-        """The weights that were sent, trained."""
+        """Declare the reply: the weights that were sent, trained."""
         return Expected(tensors=like(weights_of(sent)))
 
     # the server's half: what is made of the results
@@ -233,31 +233,31 @@ class Averaging(Algorithm):
         return Merged(state=self.remember(merged, arrivals), metrics={**metrics, **self.metrics(state, arrivals)})
 
     def foresee(self, state: Bundle, arrivals: Sequence[Arrival]) -> Bundle:
-        """All that a merge does but moving the weights, whose sizes stay."""
+        """Return the state after a merge without moving the weights, whose sizes stay the same."""
         return self.remember(self._with_new_variants(state, arrivals) if self.apart else state, arrivals)
 
     def incoming(self, state: Bundle, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
-        """The arrivals as they are averaged; a method may change their weights first."""
+        """Return the arrivals to average; a method may change their weights."""
         return arrivals
 
     def omega(self, arrival: Arrival) -> float:
-        """The weight of a client in the mean."""
+        """Return the weight of a client in the mean."""
         return float(arrival.client.samples) if self.weighting == "samples" else 1.0
 
     def factors(self, name: str, holders: Sequence[Arrival]) -> Sequence[float]:
-        """What each holder's change of a tensor is multiplied by, beside the policy's weight and `omega`."""
+        """Return the factors of each holder's change of a tensor, in addition to the policy's weight and `omega`."""
         return [1.0] * len(holders)
 
     def mask(self, arrival: Arrival, name: str) -> Tensor | None:
-        """Which elements of an arrival's tensor count, as ones and zeros that broadcast to it; None: all."""
+        """Return the elements of an arrival's tensor that count, as ones and zeros that broadcast to it; None: all."""
         return None
 
     def remember(self, state: Bundle, arrivals: Sequence[Arrival]) -> Bundle:
-        """The state, whose weights have moved, with what the method keeps beside them."""
+        """Return the state after its weights have moved, with what else the method keeps in it."""
         return state
 
     def metrics(self, state: Bundle, arrivals: Sequence[Arrival]) -> dict[str, float]:
-        """What the method reports of a merge; `state` is the one before it."""
+        """Return the metrics of a merge; `state` is the one before it."""
         return {}
 
     def _with_new_variants(self, state: Bundle, arrivals: Sequence[Arrival]) -> Bundle:
@@ -270,7 +270,7 @@ class Averaging(Algorithm):
         return Bundle(tensors, state.values)
 
     def _held(self, state: Bundle, arrivals: Sequence[Arrival]) -> dict[str, list[Share]]:
-        """What came in for every tensor that somebody held, by its name in the state."""
+        """Return what arrived for every tensor that a client held, by its name in the state."""
         held: dict[str, list[tuple[Arrival, str, Index]]] = {}
         for a in arrivals:
             variant, shift = a.client.variant, self.shift_of(a.sent)
@@ -299,7 +299,7 @@ class Averaging(Algorithm):
         return [self.target(state, variant) for variant in self.context.variants]
 
     def target(self, state: Bundle, variant: str, shift: int = 0) -> Target:
-        """A variant to evaluate; where running statistics do not travel they are estimated first."""
+        """Return a variant to evaluate; running statistics that do not travel are estimated first."""
         return Target(
             name=variant, variant=variant, tensors=self.cut(state, variant, shift), recalibrate=not self.buffers
         )
@@ -320,27 +320,27 @@ class Averaging(Algorithm):
         return dict(cuts[variant, shift])
 
     def _own_start(self, context: Context, variant: str) -> Tensors:
-        """The initial tensors of a variant's own model, of those that travel."""
+        """Return the initial tensors of a variant's own model, of those that travel."""
         return gather(context.initial(variant), self.index(variant, variant))
 
     def prefix(self, variant: str) -> str:
-        """What leads the names of the variant's tensors in the state."""
+        """Return the prefix of the names of the variant's tensors in the state."""
         return f"{variant}/" if self.apart else ""
 
     def place(self, variant: str, name: str) -> str:
-        """The name in the state of a tensor of the variant."""
+        """Return the name in the state of a tensor of the variant."""
         return self.prefix(variant) + name
 
     def whole(self, state: Bundle, variant: str) -> str:
-        """The variant whose tensors the state holds in full."""
+        """Return the variant whose tensors the state holds in full."""
         return variant if self.apart else state.value("whole", str)
 
     def shift_of(self, sent: Bundle) -> int:
-        """The shift of the windows that were sent."""
+        """Return the shift of the windows that were sent."""
         return sent.value("shift", int) if "shift" in sent.values else 0
 
     def index(self, variant: str, whole: str, shift: int = 0) -> dict[str, Index]:
-        """Which part of which tensor of `whole` the variant holds, of those that travel."""
+        """Return the part of each tensor of `whole` that the variant holds, of those that travel."""
         key = (variant, whole, shift)
         if key not in self._index:
             if len(self._index) >= MOST_INDICES:
@@ -352,11 +352,11 @@ class Averaging(Algorithm):
         return self._index[key]
 
     def travels(self, net: Net, name: str) -> bool:
-        """Whether a tensor of the model is sent at all."""
+        """Return whether a tensor of the model is sent at all."""
         return net.section(name) in self.sections and (self.buffers or is_parameter(net, name))
 
     def weight_bytes(self, variant: str) -> int:
-        """The size of the variant's weights on the wire; asked for with every task, so it is worked out once."""
+        """Return the size of the variant's weights on the wire; computed once, because every task asks for it."""
         if variant not in self._weight_bytes:
             net = self.context.family.outline(variant, self.context.spec)
             sent = (t for name, t in net.state_dict().items() if self.travels(net, name))
@@ -365,17 +365,17 @@ class Averaging(Algorithm):
 
 
 def weights_of(message: Bundle) -> Tensors:
-    """The weights in a message, without what goes with them."""
+    """Return the weights in a message, without what goes with them."""
     return {name: tensor for name, tensor in message.tensors.items() if "/" not in name}
 
 
 def is_parameter(net: Net, name: str) -> bool:
-    """Whether a tensor of the model is a parameter, not a buffer."""
+    """Return whether a tensor of the model is a parameter, not a buffer."""
     module, _, own = name.rpartition(".")
     return own in net.get_submodule(module)._parameters
 
 
 @lru_cache(maxsize=256)
 def trained_shapes(family: Family, variant: str, spec: InputSpec) -> dict[str, torch.Size]:
-    """The shapes of the tensors that training changes by gradients, by name: parameters, no buffers."""
+    """Return the shapes of the tensors that training changes by gradients, by name: parameters, no buffers."""
     return {name: p.shape for name, p in family.outline(variant, spec).named_parameters() if p.requires_grad}

@@ -47,7 +47,7 @@ class ClassMeans:
         return self.sums[self.known] / self.counts[self.known, None]
 
     def records(self, name: str) -> Bundle:
-        """The message: the classes that were seen, and the mean of each."""
+        """Return the message: the classes that were seen, and the mean of each."""
         return records(name, self.known, self.means)
 
 
@@ -64,12 +64,12 @@ def by_class(named: Tensor, vectors: Tensor, classes: int) -> Tensor:
 
 
 def expected(name: str, width: int) -> Expected:
-    """The form of such a message."""
+    """Return the form of such a message."""
     return Expected(tensors={CLASS: Spec(torch.int32, (None,)), name: Spec(torch.float32, (None, width))})
 
 
 def objection(message: Bundle, name: str, classes: int) -> str | None:
-    """What is wrong with a message of that form; None: nothing."""
+    """Return what is wrong with the values of such a message; None if nothing is."""
     named, vectors = message.tensors[CLASS], message.tensors[name]
     if len(named) != len(vectors):
         return f"{len(named)} classes with {len(vectors)} vectors of {name}"

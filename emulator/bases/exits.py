@@ -1,4 +1,4 @@
-"""What the methods that train all exits of a model share."""
+"""The base of methods that train all exits of a model."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Exits(Averaging):
 
     @abstractmethod
     def loss(self, round_: int, exits: Sequence[Tensor], y: Tensor) -> Tensor:
-        """The loss of a mini-batch in a round of the policy, from the logits of all exits, shallow to deep."""
+        """Return the loss of a mini-batch in a round of the policy, from the logits of all exits, shallow to deep."""
 
     def regularise(self, job: Job, model: Net, start: Tensors) -> Callable[[], None]:
-        """What changes the gradients before the optimiser uses them."""
+        """Return a function that changes the gradients before the optimiser uses them; by default it does nothing."""
         return lambda: None

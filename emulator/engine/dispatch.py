@@ -33,7 +33,7 @@ class Dispatcher:
         self._progress = progress
 
     def dispatch(self, client: int, host_s: float) -> Task:
-        """Start a task of a client that is available: its download begins now, and the host may begin to compute."""
+        """Start a task of an available client: its download begins now, and the host may begin to compute."""
         p, who = self._progress, self._participants[client]
         stage = self._method.needs.stages[p.policy.stage]
         assignment = Assignment(client=who.client, task=p.next_task, stage=stage, round=p.policy.round)

@@ -67,7 +67,7 @@ class Roster:
         return name
 
     def check_enough(self) -> None:
-        """End a run in which no merge can come about any more; otherwise the timeline might go on for ever."""
+        """End a run in which no further merge is possible; otherwise the timeline might go on for ever."""
         fit, needed = sum(client.fit for client in self._progress.clients.values()), self._progress.policy.min_clients
         if fit < needed:
             raise FleetbedError(

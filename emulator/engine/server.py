@@ -62,7 +62,7 @@ class Server:
         self._replies[task.number] = Received(message, flaw)
 
     def flaw(self, task: Task) -> Flaw | None:
-        """Why the reply of a task will not be merged; None: it will be."""
+        """Return why the reply of a task will not be merged; None if it will be."""
         return self._replies[task.number].flaw
 
     def forget(self, task: Task) -> None:

@@ -1,4 +1,4 @@
-"""Writes what a run is doing now into its folder, for those who watch it from outside."""
+"""Writes the present state of a run into its folder, for programs that watch it."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Task(Struct, kw_only=True):
     metrics: dict[str, float | None] = {}  # reported by its method, without the loss
 
     def take(self, answer: Trained) -> None:
-        """Take over what the worker measured."""
+        """Store what the worker measured."""
         self.keep = answer.keep
         self.cpu_s, self.throttled_s = answer.cpu_s, answer.throttled_s
         self.peak_bytes, self.anon_bytes = answer.peak_bytes, answer.anon_bytes
@@ -100,7 +100,7 @@ class Task(Struct, kw_only=True):
 
     @property
     def doing(self) -> str:
-        """What its client is doing, in device time."""
+        """Return what its client is doing at this device time."""
         if self.outcome:
             return "waits for the merge"
         if self.compute_end_s is not None:

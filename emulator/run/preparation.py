@@ -39,7 +39,7 @@ class Fresh(Prepared):
     state: Bundle
     choices: dict[int, Choice]
     client_rows: list[ClientRow]
-    notices: list[tuple[str, str]]  # what a person should know of them: a kind and a sentence
+    notices: list[tuple[str, str]]  # for the user: a kind and a sentence
 
 
 def prepare_fresh(layout: Layout, fleet: FleetProcesses, observer: Observer) -> Fresh:
@@ -76,7 +76,7 @@ def prepare_again(
     time_scale: float | None,
     calibration: Calibration | None,
 ) -> Prepared:
-    """A run that goes on keeps what it decided, and the calibration that it decided it by."""
+    """Restore the decisions of a run that continues, with the calibration that they were based on."""
     timing, references = _timing(layout, fleet, observer, calibration)
     return prepare_variants(layout, timing, references, clients, observer, time_scale)[0]
 
@@ -89,7 +89,7 @@ def prepare_variants(
     observer: Observer,
     time_scale: float | None = None,
 ) -> tuple[Prepared, Bundle]:
-    """All that follows from the variants, and the method's first state."""
+    """Return everything that follows from the variants, and the method's first state."""
     samples = {number: len(layout.split.train[number]) for number in clients}
     seen = {number: Client(number, now.variant, samples[number]) for number, now in clients.items()}
     method = layout.method(list(seen.values()))

@@ -1,6 +1,6 @@
 """An executor for forecasts: two steps of each kind of task are really carried out, all other answers are copies.
 
-So the answers have the sizes that they will have in the run, whatever the method sends, and the time of a step on this
+So the answers have the sizes that they will have in the run, for any method, and the time of a step on this
 host is measured on the way. Two tasks are of one kind if variant, stage and the shapes of what is sent and of what is
 expected back are the same.
 """

@@ -65,7 +65,7 @@ def slowdown(host_alone_gflops: float, device: Device) -> float:
 
 
 def share(slowdown: float, time_scale: float) -> float:
-    """The part of a core, hot and alone, that a client fills while it trains."""
+    """Return the part of a core, warmed up and otherwise idle, that a client fills while it trains."""
     return 1 / (slowdown * time_scale)
 
 
@@ -75,7 +75,7 @@ def ceiling_cores(share: float) -> float:
 
 
 def capacity(cores: int) -> float:
-    """How much load, as a sum of shares, may be paced at once."""
+    """Return how much load, as a sum of shares, may be paced at once."""
     return LARGEST_LOAD * cores
 
 
