@@ -17,14 +17,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, defstruct
 
 from fleetbed.profiles.errors import BadInput, FleetbedError
 from fleetbed.profiles.files import is_code_path, read_regular, show_path, user_path
 
 MAX_BYTES = 4 << 20
 #: frames of these are not where the author of a plug-in can change something
-_NOT_THEIRS = ("importlib", "/torch/", "/numpy/", __file__)
+_OURS = tuple(f"{Path(__file__).parents[1] / name}/" for name in ("profiles", "models", "emulator"))
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
 
 _loaded: dict[tuple[str, str], ModuleType] = {}
 
@@ -55,6 +56,14 @@ def find_plug_in(group: str, name: str, where: str) -> PlugIn | None:
     source = f"{where}: {name} comes from {origin}, which"
     with blamed(source, "cannot be imported", "; correct or uninstall it, or choose another"):
         return PlugIn(point.load(), source, name)
+
+
+@lru_cache(maxsize=64)
+def strict(kind: type[Struct]) -> type[Struct]:
+    """The same type of parameters, but unknown keys are refused: most authors do not think of asking for that."""
+    if kind.__struct_config__.forbid_unknown_fields:
+        return kind
+    return defstruct(kind.__name__, [], bases=(kind,), module=kind.__module__, frozen=True, forbid_unknown_fields=True)
 
 
 def outside(group: str) -> dict[str, EntryPoint]:
@@ -97,9 +106,11 @@ def _place(error: BaseException) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not any(part in frame.filename for part in _NOT_THEIRS)
+        if not frame.filename.startswith(_OURS) and "importlib" not in frame.filename
     ]
-    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else "its module was not found"
+    # an installed plug-in is a library itself
+    theirs = [frame for frame in frames if not any(part in frame.filename for part in _LIBRARIES)] or frames
+    return f"{theirs[-1].filename}, line {theirs[-1].lineno}" if theirs else "its module was not found"
 
 
 def _load_file(path: Path, where: str) -> ModuleType:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
-from fleetbed.models.plug_ins import PlugIn, find_plug_in, outside
+from fleetbed.models.plug_ins import PlugIn, find_plug_in, outside, strict
 from fleetbed.profiles.errors import BadInput, nearest
 from fleetbed.profiles.experiment import AlgorithmChoice
 from fleetbed.profiles.explain import explain
@@ -67,7 +67,7 @@ def _checked(found: PlugIn) -> AlgorithmModule:
 
 def read_params(choice: AlgorithmChoice, where: str = "algorithm") -> msgspec.Struct:
     """The parameters of a choice as its method's own type."""
-    kind = load_algorithm(choice.name, where).Params
+    kind = strict(load_algorithm(choice.name, where).Params)
     try:
         return msgspec.convert(choice.params, kind)
     except msgspec.ValidationError as error:

@@ -56,10 +56,15 @@ def _split(found: PlugIn, split: SplitName) -> dict[str, Array]:
         )
     with blamed(found.source, f"failed in {split}()"):
         items = make() if callable(make) and not hasattr(make, "__getitem__") else make
+        if isinstance(items, Mapping):
+            raise BadInput(
+                f"{found.source} cannot be used: {split}() returns a mapping with {', '.join(map(str, items))[:100]}, "
+                f"but one data set is needed: return one of them."
+            )
         if not (hasattr(items, "__len__") and hasattr(items, "__getitem__")):
             raise BadInput(
                 f"{found.source} cannot be used: {split}() returns {type(items).__name__}, which is no data set; it "
-                f"must have a length and items, like torch.utils.data.Dataset."
+                f"must have a length and items, like torch.utils.data.Dataset (of Hugging Face: without streaming)."
             )
         count = len(items)
         if not 1 <= count <= MOST_SAMPLES:
@@ -93,7 +98,8 @@ def _stacked(rows: list[dict[str, Any]], name: str, where: str) -> Array:
         array = np.asarray(row[name])
         if array.dtype.kind not in "fiubU":
             raise BadInput(
-                f"{where}: {name} of item {number} is {type(row[name]).__name__}; it must be numbers or text."
+                f"{where}: {name} of item {number} is {type(row[name]).__name__}; it must be numbers or text: "
+                f"convert it, or leave that column out."
             )
         if array.shape != np.shape(arrays[0] if arrays else array):
             raise BadInput(

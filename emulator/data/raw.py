@@ -152,7 +152,8 @@ def _labels(array: Array, name: str) -> Array:
         raise BadInput(f"{name} has shape {array.shape}; labels must be one integer for each sample.")
     if array.dtype.kind not in "iu":
         raise BadInput(
-            f"{name} has type {array.dtype}; labels must be integers from 0 (classes) or floating point (targets)."
+            f"{name} has type {array.dtype}; labels must be integers from 0 (classes) or floating point (targets)"
+            f"{'; number the classes' if array.dtype.kind == 'U' else ''}."
         )
     wrong = np.flatnonzero((array < 0) | (array > np.iinfo(np.int32).max))
     if len(wrong):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetbed.models.base import Family, Index, InputSpec, Net, Options, input_dtype, label_loss
-from fleetbed.models.plug_ins import PlugIn, blamed
+from fleetbed.models.plug_ins import PlugIn, blamed, strict
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.explain import explain
 
@@ -89,6 +89,7 @@ def own_family(found: PlugIn, options: Mapping[str, Any]) -> Family:
 
 def _options(found: PlugIn, kind: Any, given: Mapping[str, Any]) -> Any:
     kind = kind if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else Options
+    kind = strict(kind)
     try:
         return msgspec.convert(dict(given), kind)
     except msgspec.ValidationError as error:

@@ -178,6 +178,28 @@ def test_items_may_be_mappings_with_columns_as_hugging_face_has_them(tmp_path: P
     assert found.columns["user"]["train"].tolist() == [i % 3 for i in range(30)]
 
 
+def test_a_package_brings_a_torch_data_set_with_users_by_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mapped = TORCH.replace(
+        "def train",
+        "def named(rows): return [{'x': x, 'y': y, 'user': i % 3} for i, (x, y) in enumerate(rows)]\ndef train",
+    )
+    (tmp_path / "their_data.py").write_text(
+        mapped.replace("return make(30)", "return named(make(30))").replace("return make(10)", "return named(make(10))")
+    )
+    info = tmp_path / "their_sets-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-sets\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[fleetbed.data]\ntheir-waves = their_data\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = opened("their-waves")
+    assert (found.spec.shape, len(found.y_train)) == ((3, 5), 30)
+    split = divide(found, by_user(name="their-waves"), 3, seed=1)
+    assert sorted({i % 3 for i in part}.pop() for part in split.train) == [0, 1, 2]
+    assert [len(part) for part in split.train] == [10, 10, 10]
+
+
 def test_what_the_file_reads_may_change(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((8, 2)))
     text = f"""
@@ -200,6 +222,9 @@ FILES = {
     "no-label": ("def train(): return [[1.0, 2.0, 3.0]]\ntest = train", r"item 0 of train\(\) is 3 parts, but a pair \(x, y\) is needed"),
     "no-pair": ("def train(): return [1.0]\ntest = train", r"item 0 of train\(\) is float, but a pair .* it has no label"),
     "no-y": ("def train(): return [{'x': 1.0, 'label': 2}]\ntest = train", r"item 0 of train\(\) has no y, only x, label; .*rename_columns"),
+    "splits": ("def train(): return {'train': [1], 'test': [2]}\ntest = train", r"train\(\) returns a mapping with train, test, but one data set is needed"),
+    "text-labels": ("def train(): return [([1.0], 'a'), ([2.0], 'b')]\ntest = train", "y_train has type <U1; labels must be .*; number the classes"),
+    "in-a-library": ("import json\ndef train():\n    return json.loads('x')\ntest = train", r"failed in train\(\): JSONDecodeError.*my_data\.py, line 3\)"),
     "shapes": ("def train(): return [([1.0], 0), ([1.0, 2.0], 1)]\ntest = train", r"x has shape \(1,\) in item 0 and \(2,\) in item 1"),
     "objects": ("def train(): return [(object(), 0)]\ntest = train", r"x of item 0 is object; it must be numbers or text"),
     "one-class": ("def train(): return [([1.0], 0), ([2.0], 0)]\ntest = train", r"y_train has only the label 0; at least 2 classes"),
