@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Target,
     )
     from fleetbed.emulator.method.bundle import Bundle
+    from fleetbed.emulator.timeline.policies import Rounds, Stream
     from fleetbed.models.base import Family, InputSpec, Net, Options
     from fleetbed.models.work import Work
     from fleetbed.profiles.errors import BadInput, FleetbedError, HostCannot
@@ -60,7 +61,9 @@ __all__ = [
     "RecordTable",
     "Reply",
     "Results",
+    "Rounds",
     "Spec",
+    "Stream",
     "StudyInterrupted",
     "Target",
     "Work",
@@ -81,6 +84,7 @@ _MODULES = {
         *("Job", "Merged", "Needs", "Reply", "Spec", "Target"),
     ),
     "emulator.method.bundle": ("Bundle",),
+    "emulator.timeline.policies": ("Rounds", "Stream"),
     "models.base": ("Family", "InputSpec", "Net", "Options"),
     "models.work": ("Work",),
     "profiles.errors": ("BadInput", "FleetbedError", "HostCannot"),

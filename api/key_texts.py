@@ -108,7 +108,7 @@ TEXTS: dict[str, dict[str, str]] = {
     "Policy": {
         "kind": (
             "sync: wait for all; deadline: until a time; over-select: the first of more; async: merge each "
-            "result; buffered: merge several."
+            "result; buffered: merge several; or the path of your own .py file."
         ),
         "label": "Another name for plots and folders, to tell two settings of one kind apart.",
     },
@@ -136,7 +136,10 @@ TEXTS: dict[str, dict[str, str]] = {
     "Evaluation": {
         "every": "Rounds between two evaluations.",
         "batch": "Samples that are tested at once.",
-        "targets": "Accuracies whose time and cost the report shows, from 0 to 1.",
+        "targets": (
+            "The report shows the time and cost to reach them: accuracies from 0 to 1, or mean absolute errors "
+            "where labels are numbers."
+        ),
     },
     "Budgets": {
         "memory_margin": "The part of the memory cap that stays free.",

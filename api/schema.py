@@ -57,6 +57,12 @@ def _families() -> Iterable[str]:
     return (*family_names(), *outside_names())
 
 
+def _policies() -> Iterable[str]:
+    from fleetbed.emulator.timeline.own_policies import policy_names
+
+    return policy_names()
+
+
 def _data_sets() -> Iterable[str]:
     from fleetbed.emulator.data.sources import DOWNLOADED, SHIPPED
 
@@ -71,6 +77,7 @@ NAMES: dict[str, Callable[[], Iterable[str]]] = {
     "Data.name": _data_sets,
     "Model.family": _families,
     "AlgorithmChoice.name": _methods,
+    "Policy.kind": _policies,
 }
 
 if __name__ == "__main__":

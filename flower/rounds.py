@@ -124,7 +124,7 @@ def _error(task: Task) -> Error:
     return Error(code=code, reason=f"{task.outcome}: {task.detail}")
 
 
-class ServerAppRounds(Rounds, tag="server-app"):
+class ServerAppRounds(Rounds):
     """The policy of a run whose ServerApp decides who is asked, and what it waits for."""
 
     exchange: Any = None

@@ -174,10 +174,14 @@ class Participation(Profile, frozen=True, kw_only=True):
 
 
 class Policy(Profile, frozen=True, kw_only=True):
-    """When a result counts. Each field belongs to the kinds in its description; `label` distinguishes two settings."""
+    """When a result counts: a policy by name, or by the path of a Python file; `label` distinguishes two settings.
 
-    kind: PolicyKind = "sync"
+    The other fields belong to the kinds in their description.
+    """
+
+    kind: str = "sync"
     label: Label | None = None
+    params: Annotated[dict[str, Any], Meta(description="your own policy: its parameters")] = {}  # noqa: RUF012
     deadline_s: Annotated[Seconds | None, Meta(description="deadline: device seconds a round may take")] = None
     late: Annotated[Literal["drop", "next-round"], Meta(description="deadline: how late results are handled")] = "drop"
     partial: Annotated[bool, Meta(description="deadline: a client near the deadline sends its unfinished result")] = (
@@ -198,7 +202,7 @@ class Policy(Profile, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        return self.label or self.kind
+        return self.label or title_of(self.kind)
 
 
 class Availability(Profile, frozen=True, kw_only=True):
@@ -234,11 +238,14 @@ class TimingChoice(Profile, frozen=True, kw_only=True):
 
 
 class Evaluation(Profile, frozen=True, kw_only=True):
-    """Evaluation after every `every` rounds; the report shows the time to reach each accuracy in `targets` (0 to 1)."""
+    """Evaluation after every `every` rounds; the report shows the time to reach each of `targets`.
+
+    They are accuracies from 0 to 1 or, where labels are numbers, mean absolute errors in the unit of the labels.
+    """
 
     every: Count = 1
     batch: Batch = 256
-    targets: tuple[Fraction, ...] = ()
+    targets: tuple[NonNegative, ...] = ()
 
 
 class Budgets(Profile, frozen=True, kw_only=True):
@@ -299,7 +306,7 @@ class RunConfig(Profile, frozen=True, kw_only=True):
     @property
     def code(self) -> tuple[str, ...]:
         """The names in this run that may be paths of Python files."""
-        return (self.model.family, self.algorithm.name, self.experiment.data.name)
+        return (self.model.family, self.algorithm.name, self.policy.kind, self.experiment.data.name)
 
     @property
     def title(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from fleetbed.profiles.experiment import (
     Model,
     Participation,
     Policy,
+    PolicyKind,
     Training,
     count_runs,
     runs,
@@ -229,7 +230,7 @@ def _check_experiment(experiment: Experiment, at: str) -> Iterator[BadInput]:
     for number, choice in enumerate(experiment.algorithms):
         yield from _check_path_part(choice.title, f"{at}algorithms.{number}.{'label' if choice.label else 'name'}")
     for number, policy in enumerate(experiment.policies):
-        yield from _check_path_part(policy.title, f"{at}policies.{number}.label")
+        yield from _check_path_part(policy.title, f"{at}policies.{number}.{'label' if policy.label else 'kind'}")
     doubles = [
         *_check_differ([str(seed) for seed in experiment.seeds], f"{at}seeds", "remove one of them"),
         *_check_differ([choice.title for choice in experiment.algorithms], f"{at}algorithms", "give one a label"),
@@ -314,6 +315,9 @@ def _check_flower(experiment: Experiment, at: str) -> Iterator[BadInput]:
     for key, (found, default) in unread.items():
         if found != default:
             yield BadInput(f"{at}{key} is given, but a Flower app decides about that itself: remove {key}.")
+    for number, target in enumerate(experiment.evaluation.targets):
+        if target > 1:
+            yield BadInput(f"{at}evaluation.targets.{number} is {target:g}, but an app's accuracy is from 0 to 1.")
     if experiment.processes == "inline":
         yield BadInput(f"{at}processes is inline, but a Flower app needs processes: use resident or on-demand.")
 
@@ -373,6 +377,8 @@ def _check_policy(policy: Policy, at: str) -> Iterator[BadInput]:
                 f"{at}{key} is given, but kind is {policy.kind} and only {' and '.join(kinds)} "
                 f"read{'s' * (len(kinds) == 1)} it: remove it or change kind."
             )
+    if policy.params and policy.kind in get_args(PolicyKind):
+        yield BadInput(f"{at}params is given, but kind is {policy.kind}, which has none: remove it or change kind.")
     if policy.take is not None and policy.invite is not None and policy.take > policy.invite:
         yield BadInput(f"{at}take is {policy.take}, but at most invite = {policy.invite} is possible.")
 

@@ -44,6 +44,7 @@ _NAMES: Final[dict[Kind, tuple[str, ...]]] = {
         "model.family",
         "algorithms.*.name",
         "algorithms.*.model.family",
+        "policies.*.kind",
     ),
 }
 _PATHS: Final = (

@@ -13,10 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fleetbed.analysis.figures.style import DASHES, GREY, POLICY_LOOKS, RC, Look, legend_label, looks
+from fleetbed.analysis.figures.style import DASHES, GREY, OWN_DASH, RC, Look, legend_label, looks, policy_looks
 from fleetbed.analysis.tables.curves import Axis, Band, Measure, band, counted, curve, mean_accuracy, y_range
 from fleetbed.analysis.tables.series import Series
-from fleetbed.analysis.tables.units import scale, target_text
+from fleetbed.analysis.tables.units import digits, scale, target_text
 from fleetbed.emulator.method.series import TITLES
 from fleetbed.emulator.records.metric import ACCURACY, Metric
 from fleetbed.profiles.errors import BadInput
@@ -73,7 +73,7 @@ def curves_figure(
     split = len(bands) > MOST_TOGETHER and 1 < len(methods) < len(bands)
     panels = [[pair for pair in bands if pair[0].method == method] for method in methods] if split else [bands]
     beside = max(map(len, panels)) > MOST_INSIDE
-    by_label = looks(series)
+    by_label, by_policy = looks(series), policy_looks(series)
     several = any(found.seeds > 1 for _, found in bands)
     with mpl.rc_context(RC):
         width = 3.7 * len(panels) if split else 7.6 if beside else 5.6
@@ -86,10 +86,12 @@ def curves_figure(
             for one, found in members:
                 seeds = f" ({found.seeds} seeds)" if found.seeds > 1 else ""
                 if split:
-                    label, look = one.label.removeprefix(f"{one.method}, "), POLICY_LOOKS[one.policy]
+                    label, look = one.label.removeprefix(f"{one.method}, "), by_policy[one.policy]
                 else:
                     label, look = one.label, by_label[one.label]
-                draw_band(axes, found, size, label + seeds, look, DASHES[one.policy], stairs=axis != "rounds")
+                draw_band(
+                    axes, found, size, label + seeds, look, DASHES.get(one.policy, OWN_DASH), stairs=axis != "rounds"
+                )
             axes.set_xlabel(axis_label(axis, unit))
             axes.set_xlim(left=0)
             if axis == "rounds":
@@ -111,7 +113,8 @@ def _target_line(axes: Axes, target: float, metric: Metric) -> None:
     """Draw a target, with its label outside the axes, where it covers no curve."""
     axes.axhline(target, color=GREY, linewidth=0.8, linestyle=(0, (2, 2)))
     place: Any = {"xycoords": ("axes fraction", "data"), "xytext": (3, 0), "textcoords": "offset points"}
-    axes.annotate(target_text(target, metric), (1.0, target), ha="left", va="center", fontsize=7.5, color=GREY, **place)
+    text = target_text(target) if metric is ACCURACY else digits(target)  # the axis says what an error is
+    axes.annotate(text, (1.0, target), ha="left", va="center", fontsize=7.5, color=GREY, **place)
 
 
 def draw_band(axes: Axes, found: Band, size: float, label: str, look: Look, dashes: Any, *, stairs: bool) -> None:

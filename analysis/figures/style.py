@@ -85,8 +85,13 @@ class Look:
 
 
 SLOTS = len(COLOURS) * len(MARKERS)
-#: within one method, each policy has its own colour and marker
-POLICY_LOOKS = {policy: Look(place) for place, policy in enumerate(DASHES)}
+OWN_DASH = (0, (8, 2))  # of policies of users
+
+
+def policy_looks(series: Sequence[Series]) -> dict[str, Look]:
+    """Return the look of each policy, by its name, for panels of one method."""
+    names = dict.fromkeys((*DASHES, *(one.policy for one in series)))
+    return {policy: Look(place) for place, policy in enumerate(names)}
 
 
 def looks(series: Sequence[Series]) -> dict[str, Look]:

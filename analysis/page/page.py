@@ -130,7 +130,7 @@ def _lead(runs: Sequence[Run], comparison: Comparison) -> str:
     partition = experiment.data.partition
     families = ", ".join(dict.fromkeys(title_of(run.config.model.family) for run in runs))
     skew = f" {partition.alpha:g}" if partition.kind == "dirichlet" else ""
-    policies = dict.fromkeys(run.config.policy.kind for run in runs)
+    policies = dict.fromkeys(title_of(run.config.policy.kind) for run in runs)
     return (
         f"{methods} on {len(runs[0].clients)} clients with {kinds} kind{_s(range(kinds))} of device "
         f"(fleet {experiment.fleet}), {experiment.rounds} rounds, seed{_s(seeds)} {', '.join(map(str, seeds))}. "

@@ -20,7 +20,6 @@ from fleetbed.analysis.tables.metrics import client_means, merge_metrics, values
 from fleetbed.analysis.tables.runs import Run
 from fleetbed.analysis.tables.series import Series
 from fleetbed.analysis.tables.stragglers import (
-    ROUND_POLICIES,
     participation,
     round_costs,
     staleness,
@@ -128,7 +127,7 @@ def _run(one: Series, run: Run, outcomes: list[str] | None) -> dict[str, Any]:
         "label": f"{one.label}, seed {run.config.seed}",
         "series": one.label,
         "state": "" if run.finished else run.state,
-        "in_rounds": run.config.policy.kind in ROUND_POLICIES,
+        "in_rounds": run.in_rounds,
         "clients": [[_short(value) for value in structs.astuple(row)] for row in rows],
         "medians": {
             kind: {column: _short(value) for column, value in columns.items()}

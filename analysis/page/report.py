@@ -20,6 +20,7 @@ from fleetbed.analysis.tables.runs import Run
 from fleetbed.analysis.tables.series import Series, runs_of, series_of
 from fleetbed.analysis.tables.stragglers import round_costs
 from fleetbed.analysis.tables.writing import csv_text, writable
+from fleetbed.profiles.files import title_of
 from fleetbed.profiles.yaml_text import plain
 
 
@@ -88,7 +89,7 @@ def report_json(
             {
                 "folder": plain(str(run.folder)),
                 "method": run.config.algorithm.title,
-                "policy": run.config.policy.kind,
+                "policy": title_of(run.config.policy.kind),
                 "series": one.shown,
                 "seed": run.config.seed,
                 "state": run.state,

@@ -52,4 +52,5 @@ class About(Struct, frozen=True):
     degraded: bool | None = None
     host_can: tuple[HostKnob, ...] | None = None
     verify: tuple[HostProof, ...] | None = None
+    in_rounds: bool | None = None  # whether its policy has rounds, which cannot be told from the name of a user's own
     series: TargetSeries | None = None  # the one that the method's paper reports

@@ -38,6 +38,7 @@ from fleetbed.profiles.yaml_text import plain
 
 DATABASE = "run.sqlite"
 WHAT_TO_GIVE = f"give the folder of a run (it holds {DATABASE}) or of a study (it holds run folders)"
+ROUND_POLICIES = ("sync", "deadline", "over-select")  # of fleetbed's own
 WHAT_TO_DO = "copy the folder again or leave it out"
 
 
@@ -77,6 +78,12 @@ class Run:
     def metric(self) -> Metric:
         """What its models are judged by."""
         return METRICS[self.evaluations[0].metric] if self.evaluations else ACCURACY
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether clients wait for the end of a round."""
+        known = self.about.in_rounds
+        return self.config.policy.kind in ROUND_POLICIES if known is None else known
 
     @property
     def finished(self) -> bool:

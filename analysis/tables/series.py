@@ -17,6 +17,7 @@ from fleetbed.emulator.method.series import TARGET_SERIES, TargetSeries, default
 from fleetbed.emulator.records.metric import Metric
 from fleetbed.profiles.errors import BadInput, nearest
 from fleetbed.profiles.experiment import RunConfig
+from fleetbed.profiles.files import title_of
 from fleetbed.profiles.yaml_text import plain
 
 
@@ -78,7 +79,9 @@ def series_of(runs: Sequence[Run], asked: str | None = None) -> list[Series]:
             folders = " and ".join(str(run.folder) for run in group if run.config.seed == twice)
             raise BadInput(f"{folders}: {label} with seed {twice} occurs twice; remove one of them.")
     found = [
-        Series(label, group[0].config.title, group[0].config.policy.kind, tuple(group), shown_of(group, asked))
+        Series(
+            label, group[0].config.title, title_of(group[0].config.policy.kind), tuple(group), shown_of(group, asked)
+        )
         for label, group in zip(labels, members, strict=True)
     ]
     there = evaluated_in(runs)

@@ -10,8 +10,6 @@ from functools import lru_cache
 from fleetbed.analysis.tables.runs import Run
 from fleetbed.emulator.records.tables import RoundRow, TaskRow
 
-ROUND_POLICIES = ("sync", "deadline", "over-select")  # under the others no client waits for the end of a round
-
 
 @dataclass(frozen=True)
 class RoundCost:
@@ -58,9 +56,8 @@ def round_costs(run: Run) -> tuple[RoundCost, ...]:
         if task.merged_version is not None:
             merged.setdefault(task.merged_version, []).append(task)
         invited.setdefault((task.round, task.stage), []).append(task)
-    in_rounds = run.config.policy.kind in ROUND_POLICIES
     return tuple(
-        _round_cost(one, merged.get(one.version, []), invited.get((one.round, one.stage), []), in_rounds)
+        _round_cost(one, merged.get(one.version, []), invited.get((one.round, one.stage), []), run.in_rounds)
         for one in run.rounds
     )
 
@@ -147,7 +144,7 @@ def rounds_without(run: Run) -> dict[str, float]:
     A round ends when the last of the others has ended, unless one of them was still not there when it was closed: then
     it would have waited just as long.
     """
-    if run.config.policy.kind not in ROUND_POLICIES or not run.rounds:
+    if not run.in_rounds or not run.rounds:
         return {}
     kind = {client.client: client.device for client in run.clients}
     invited: dict[tuple[int, str], list[TaskRow]] = {}

@@ -243,6 +243,9 @@ class Engine:
             who = self.participants[task.client].spec
             text = f"client {who.name} ({who.kind}) in round {task.round}: {detail}"
             self._divergence.of_client(text, self.progress.timeline.now_s)
+        if outcome == "ok":
+            assert task.ended_s is not None
+            self.progress.policy.on_result(task.client, task.ended_s - task.dispatched_s, task.loss)
         decision = self.progress.policy.ended(
             task.number, task.client, ok=outcome == "ok", idle=self._roster.idle(), diverged=diverged
         )

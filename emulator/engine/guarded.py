@@ -5,13 +5,9 @@ The records stay whole and the run can be resumed, once the method is fixed.
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from fleetbed.emulator.method.algorithm import (
@@ -28,24 +24,15 @@ from fleetbed.emulator.method.algorithm import (
     Target,
 )
 from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.method.failures import CodeFailed, named
 from fleetbed.emulator.wire.storage import DTYPES
 from fleetbed.models.work import ServerWork, Work
-from fleetbed.profiles.errors import FleetbedError
 
 T = TypeVar("T")
-TORCH = str(Path(torch.__file__).parent)
-
-
-class MethodFailed(FleetbedError):
-    """A method's own code raised an error, or returned something invalid."""
-
-    def __init__(self, sentence: str, trace: str = "") -> None:
-        super().__init__(sentence)
-        self.trace = trace
 
 
 def make_guarded(name: str, make: Callable[[], Algorithm]) -> Guarded:
-    with _named(name, "its constructor"):
+    with named(f"the method {name}", "its constructor"):
         method = make()
     return Guarded(name, method)
 
@@ -56,6 +43,7 @@ class Guarded(Algorithm):
     def __init__(self, name: str, method: Algorithm) -> None:
         self.name = name
         self.method = method
+        self._who = f"the method {name}"
 
     @property
     def params(self) -> Any:
@@ -67,51 +55,51 @@ class Guarded(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        with _named(self.name, "needs"):
+        with named(self._who, "needs"):
             return self._is(self.method.needs, Needs, "needs")
 
     def check(self) -> None:
-        with _named(self.name, "check"):
+        with named(self._who, "check"):
             self.method.check()
 
     def reassign(self, clients: Sequence[Client]) -> None:
-        with _named(self.name, "reassign"):
+        with named(self._who, "reassign"):
             self.method.reassign(clients)
 
     def setup(self) -> Bundle:
-        with _named(self.name, "setup"):
+        with named(self._who, "setup"):
             return self._bundle(self.method.setup(), "setup")
 
     def step_down(self, kept: Bundle, client: Client) -> Bundle | None:
-        with _named(self.name, "step_down"):
+        with named(self._who, "step_down"):
             saved = self.method.step_down(kept, client)
         return None if saved is None else self._bundle(saved, "step_down")
 
     def send(self, state: Bundle, assignment: Assignment) -> Bundle:
-        with _named(self.name, "send"):
+        with named(self._who, "send"):
             return self._bundle(self.method.send(state, assignment), "send")
 
     def work(self, state: Bundle, assignment: Assignment) -> Work:
-        with _named(self.name, "work"):
+        with named(self._who, "work"):
             return self._is(self.method.work(state, assignment), Work, "work")
 
     def heaviest(self, state: Bundle, client: Client) -> Work:
-        with _named(self.name, "heaviest"):
+        with named(self._who, "heaviest"):
             return self._is(self.method.heaviest(state, client), Work, "heaviest")
 
     def client(self, job: Job) -> Reply:
         return self.method.client(job)
 
     def expects(self, assignment: Assignment, sent: Bundle) -> Expected | None:
-        with _named(self.name, "expects"):
+        with named(self._who, "expects"):
             return self.method.expects(assignment, sent)
 
     def objection(self, assignment: Assignment, message: Bundle) -> str | None:
-        with _named(self.name, "objection"):
+        with named(self._who, "objection"):
             return self.method.objection(assignment, message)
 
     def merge(self, state: Bundle, arrivals: Sequence[Arrival]) -> Merged:
-        with _named(self.name, "merge"):
+        with named(self._who, "merge"):
             merged = self._is(self.method.merge(state, arrivals), Merged, "merge")
         self._bundle(merged.state, "merge")
         for name, value in merged.metrics.items():
@@ -120,15 +108,15 @@ class Guarded(Algorithm):
         return merged
 
     def foresee(self, state: Bundle, arrivals: Sequence[Arrival]) -> Bundle:
-        with _named(self.name, "foresee"):
+        with named(self._who, "foresee"):
             return self._bundle(self.method.foresee(state, arrivals), "foresee")
 
     def server_work(self, state: Bundle, arrivals: Sequence[Arrival]) -> ServerWork:
-        with _named(self.name, "server_work"):
+        with named(self._who, "server_work"):
             return self._is(self.method.server_work(state, arrivals), ServerWork, "server_work")
 
     def targets(self, state: Bundle) -> list[Target]:
-        with _named(self.name, "targets"):
+        with named(self._who, "targets"):
             return list(self.method.targets(state))
 
     def _bundle(self, found: Bundle, hook: str) -> Bundle:
@@ -147,21 +135,5 @@ class Guarded(Algorithm):
             raise self._wrong(hook, f"{type(found).__name__} where {kind.__name__} is needed")
         return found
 
-    def _wrong(self, hook: str, what: str) -> MethodFailed:
-        return MethodFailed(f"the method {self.name} failed: {hook} returned {what}")
-
-
-@contextmanager
-def _named(method: str, hook: str) -> Iterator[None]:
-    try:
-        yield
-    except FleetbedError:  # its sentence says what is wrong
-        raise
-    except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        # torch raises deep inside itself; the author of a method can change the line that called it
-        place = next((each for each in reversed(frames) if not each.filename.startswith(TORCH)), frames[-1])
-        said = f"{type(error).__name__}: {error}".removesuffix(": ").splitlines()[0]
-        raise MethodFailed(
-            f"the method {method} failed in {hook} at {place.filename}:{place.lineno}: {said}", traceback.format_exc()
-        ) from error
+    def _wrong(self, hook: str, what: str) -> CodeFailed:
+        return CodeFailed(f"{self._who} failed: {hook} returned {what}")

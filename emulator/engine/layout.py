@@ -16,13 +16,14 @@ from fleetbed.emulator.engine.guarded import make_guarded
 from fleetbed.emulator.machine.capacity import check_model
 from fleetbed.emulator.method.algorithm import Algorithm, Client
 from fleetbed.emulator.method.context import make_context
-from fleetbed.emulator.timeline.policies import check_policy
+from fleetbed.emulator.timeline.making_policies import check_policy
+from fleetbed.emulator.timeline.own_policies import is_own, works_like
 from fleetbed.emulator.timeline.traces import LinkRates, Presence, load_presence, load_rates
-from fleetbed.models.base import Family
+from fleetbed.models.base import Family, InputSpec
 from fleetbed.models.families.lookup import family
 from fleetbed.models.families.own import OwnFamily
 from fleetbed.profiles.errors import BadInput, nearest
-from fleetbed.profiles.experiment import Model, RunConfig
+from fleetbed.profiles.experiment import Evaluation, Model, RunConfig
 from fleetbed.profiles.resolve import clients_of, load_device, load_fleet, load_link
 from fleetbed.profiles.types import ClientSpec, Device, Link
 
@@ -111,9 +112,10 @@ def lay_out(config: RunConfig, search: Sequence[Path]) -> Layout:
     if config.algorithm.variant is not None:
         model.check_variant(config.algorithm.variant)
     check_assign(config.model, model, len(specs))
-    check_policy(experiment.participation, config.policy, len(specs))
+    check_policy(experiment, config.policy, len(specs))
     folder = prepare_dataset(experiment.data)
     dataset = open_dataset(folder)
+    check_targets(experiment.evaluation, dataset.spec)
     model.check_input(dataset.spec)
     check_model(model, dataset.spec)
     if isinstance(model, OwnFamily):
@@ -123,6 +125,16 @@ def lay_out(config: RunConfig, search: Sequence[Path]) -> Layout:
     layout = Layout(**vars(around), folder=folder, dataset=dataset, split=split, family=model)
     _ = layout.stand_in  # raises where method and experiment do not fit together
     return layout
+
+
+def check_targets(evaluation: Evaluation, spec: InputSpec) -> None:
+    """Refuse a target that no accuracy can reach; an error has the scale of its labels."""
+    for number, target in enumerate(evaluation.targets):
+        if target > 1 and not spec.targets:
+            raise BadInput(
+                f"evaluation.targets.{number} is {target:g}, but the labels are classes, so it is an accuracy from 0 "
+                f"to 1{f': write {target / 100:g}' if target <= 100 else ''}."
+            )
 
 
 def check_assign(asked: Model, model: Family, clients: int | None) -> None:
@@ -144,10 +156,11 @@ def check_assign(asked: Model, model: Family, clients: int | None) -> None:
 
 
 def check_method(config: RunConfig, method: Algorithm) -> None:
-    needs, name, kind = method.needs, config.algorithm.title, config.policy.kind
+    needs, name, kind = method.needs, config.algorithm.title, works_like(config.policy)
     if kind not in needs.policies:
         allowed = ", ".join(sorted(needs.policies))
-        raise BadInput(f"policies: {name} does not run under {kind}: {needs.policies_why} Allowed are: {allowed}.")
+        told = f"{config.policy.title}, which works like {kind}" if is_own(config.policy) else kind
+        raise BadInput(f"policies: {name} does not run under {told}: {needs.policies_why} Allowed are: {allowed}.")
     if len(needs.stages) > 1 and kind in ("async", "buffered"):
         raise BadInput(
             f"policies: {name} goes through {len(needs.stages)} stages a round, so {kind} has no rounds for it"

@@ -19,9 +19,11 @@ from torch import Tensor
 
 from fleetbed.emulator.engine.progress import Progress
 from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.timeline.own_policies import restored
+from fleetbed.emulator.timeline.policies import AnyPolicy
 from fleetbed.emulator.wire.storage import Damaged, load_bundle, part_of, save_bundle
 
-FORMAT = 2  # raised when what a checkpoint holds changes
+FORMAT = 3  # raised when what a checkpoint holds changes
 KEEP = 2  # the newest one may be damaged by what ended the run
 _NAME = re.compile(r"checkpoint-(\d{8})\.safetensors")
 _TASK = re.compile(r"task-\d{8,}\.safetensors")
@@ -171,7 +173,9 @@ def _read(path: Path, version: int) -> Checkpoint:
             f"{version_of('fleetbed')} reads format {FORMAT}: continue with the version that began the run"
         )
 
-    def get(_: type, name: Any) -> Tensor:
+    def get(kind: type, name: Any) -> Tensor | AnyPolicy:
+        if kind is AnyPolicy:
+            return restored(name)
         if name not in bundle.tensors:
             raise Damaged(f"{path}: the tensor {name} is missing")
         return bundle.tensors[name]

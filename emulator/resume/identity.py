@@ -7,7 +7,8 @@ from importlib.metadata import version
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec import Struct
+from msgspec.structs import FieldInfo, fields, replace
 
 from fleetbed.emulator.engine.layout import Layout
 from fleetbed.profiles.errors import BadInput
@@ -32,9 +33,23 @@ def profiles(layout: Layout) -> dict[str, str]:
 
 
 def run_digest(config: RunConfig) -> str:
-    """A digest that identifies a run among all studies, without its number of rounds, which may grow."""
+    """A digest that identifies a run among all studies, without its number of rounds, which may grow.
+
+    Defaults are left out, so that a key that is new in a later version does not make it another run.
+    """
     fixed = replace(config, experiment=replace(config.experiment, rounds=1))
-    return hashlib.blake2b(msgspec.json.encode(fixed, order="deterministic"), digest_size=16).hexdigest()
+    return hashlib.blake2b(msgspec.json.encode(_stated(fixed), order="deterministic"), digest_size=16).hexdigest()
+
+
+def _stated(value: Any) -> Any:
+    if isinstance(value, Struct):
+        default = {field.name: _default(field) for field in fields(value)}
+        return {name: _stated(part) for name in default if (part := getattr(value, name)) != default[name]}
+    return [_stated(part) for part in value] if isinstance(value, tuple) else value
+
+
+def _default(field: FieldInfo) -> Any:
+    return field.default_factory() if field.default_factory is not msgspec.NODEFAULT else field.default
 
 
 def check_same(where: str, what: str, then: Any, now: Any) -> None:

@@ -13,7 +13,7 @@ from fleetbed.emulator.records.records import Records
 from fleetbed.emulator.records.seal import Seal
 from fleetbed.emulator.resume import identity
 from fleetbed.emulator.resume.checkpoint import Checkpoint, Checkpoints, Loaded
-from fleetbed.emulator.timeline.policies import make_policy
+from fleetbed.emulator.timeline.making_policies import make_policy
 from fleetbed.emulator.wire.storage import Damaged
 from fleetbed.models.plug_ins import code_files
 from fleetbed.profiles.errors import BadInput

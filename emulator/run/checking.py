@@ -17,13 +17,15 @@ from fleetbed.emulator.algorithms import load_algorithm, load_method
 from fleetbed.emulator.data import open_dataset, prepare_dataset
 from fleetbed.emulator.data.sources import DOWNLOADED, root_of
 from fleetbed.emulator.data.text import FIRST_WORD
-from fleetbed.emulator.engine.layout import check_assign, check_method, lay_out, stand_ins
+from fleetbed.emulator.engine.layout import check_assign, check_method, check_targets, lay_out, stand_ins
 from fleetbed.emulator.method.algorithm import Context
 from fleetbed.emulator.run.replay import read_recording
-from fleetbed.emulator.timeline.policies import check_policy
+from fleetbed.emulator.timeline.making_policies import check_policy
+from fleetbed.emulator.timeline.own_policies import params_type
 from fleetbed.emulator.timeline.traces import load_presence, load_rates
 from fleetbed.models.base import Family, InputSpec
 from fleetbed.models.families.lookup import family
+from fleetbed.models.plug_ins import strict
 from fleetbed.profiles.errors import BadInput, HostCannot
 from fleetbed.profiles.experiment import Data, Experiment, Model, RunConfig, runs, settings_of
 from fleetbed.profiles.files import user_path
@@ -54,6 +56,8 @@ def _check_setting(experiment: Experiment, search: Sequence[Path], mistakes: Mis
     models = _check_models(experiment, specs, mistakes)
     remarks = _missing(experiment.data)
     spec = attempt(lambda: _known_spec(experiment.data) if remarks else _spec(experiment.data))
+    if spec is not None:
+        attempt(lambda given=spec: check_targets(experiment.evaluation, given))  # type: ignore[misc]
     for model in {id(model): model for model in models if model is not None}.values():
         if spec is not None:
             attempt(lambda whole=model, given=spec: whole.check_input(given))  # type: ignore[misc]
@@ -97,8 +101,12 @@ def _check_model(choice: Model, specs: Sequence[ClientSpec] | None, mistakes: Mi
 
 def _check_clients(experiment: Experiment, specs: Sequence[ClientSpec], mistakes: Mistakes) -> None:
     """Check the policies and traces, which depend on the number of clients."""
-    for policy in experiment.policies:
-        mistakes.attempt(lambda p=policy: check_policy(experiment.participation, p, len(specs)))  # type: ignore[misc]
+    for number, policy in enumerate(experiment.policies):
+        where = f"policies.{number}"
+        params = mistakes.attempt(lambda p=policy, w=where: params_type(p, w))  # type: ignore[misc]
+        if params is not None:  # all mistakes of its parameters, of which check_policy would raise the first
+            convert_on(policy.params, params, f"the parameters of {policy.kind}", mistakes, f"{where}.params")
+        mistakes.attempt(lambda p=policy, w=where: check_policy(experiment, p, len(specs), w))  # type: ignore[misc]
     mistakes.attempt(lambda: load_presence(experiment, len(specs)))
     mistakes.attempt(lambda: load_rates(experiment, len(specs), experiment.seeds[0]))
 
@@ -123,7 +131,9 @@ def _check_methods(
         where = f"algorithms.{number}"
         module = mistakes.attempt(lambda c=choice, w=where: load_algorithm(c.name, w))  # type: ignore[misc]
         if module is not None:  # all mistakes of its parameters, of which load_method would raise the first
-            convert_on(choice.params, module.Params, f"the parameters of {choice.name}", mistakes, f"{where}.params")
+            convert_on(
+                choice.params, strict(module.Params), f"the parameters of {choice.name}", mistakes, f"{where}.params"
+            )
         method = mistakes.attempt(lambda n=number, c=choice, k=context: load_method(c, k, f"algorithms.{n}"))  # type: ignore[misc]
         for config in [c for c in _representatives(experiment) if c.algorithm is choice and method is not None]:
             if known:

@@ -20,7 +20,6 @@ import msgspec
 from fleetbed.emulator.checks.doctor import examine
 from fleetbed.emulator.checks.verify import load_report, worst
 from fleetbed.emulator.engine.engine import Engine
-from fleetbed.emulator.engine.guarded import MethodFailed
 from fleetbed.emulator.engine.layout import Layout, lay_out
 from fleetbed.emulator.engine.observer import Observer
 from fleetbed.emulator.engine.prepared import Prepared
@@ -31,6 +30,7 @@ from fleetbed.emulator.machine import host, ulimits
 from fleetbed.emulator.machine.calibration import host_fingerprint
 from fleetbed.emulator.machine.capacity import check_processes_fit
 from fleetbed.emulator.method.bundle import Bundle, Value
+from fleetbed.emulator.method.failures import CodeFailed
 from fleetbed.emulator.method.local_training import recalibrate
 from fleetbed.emulator.method.targets import all_inputs, target_tensors
 from fleetbed.emulator.records.records import Records
@@ -49,6 +49,8 @@ from fleetbed.emulator.run.preparation import (
     prepare_fresh,
 )
 from fleetbed.emulator.run.start import first_progress
+from fleetbed.emulator.timeline.own_policies import check_state
+from fleetbed.emulator.timeline.policies import Rounds
 from fleetbed.emulator.wire.storage import load_bundle, save_bundle, write_atomically
 from fleetbed.models.plug_ins import code_files
 from fleetbed.profiles.errors import BadInput, FleetbedError
@@ -157,6 +159,7 @@ class _Run:
                 timing=prepared.timing.meta(),
                 calibration=calibration_meta(prepared.calibration),
                 series=prepared.method.needs.reported,
+                in_rounds=isinstance(progress.policy, Rounds),
             )
             return self._loop(fleet, prepared, progress, started_s)
 
@@ -228,6 +231,7 @@ class _Run:
         return engine.evaluations.latest
 
     def _save(self, progress: Progress, host_s: float) -> None:
+        check_state(progress.policy)
         self._checkpoints.save(
             Checkpoint(
                 run=identity.run_digest(self._config),
@@ -278,7 +282,7 @@ def recorded_status(records: Records, folder: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         records.set_meta(status="interrupted", ended=now())
         raise
-    except MethodFailed as error:
+    except CodeFailed as error:
         text = str(error)
         if error.trace:
             path = folder / ERROR_LOG

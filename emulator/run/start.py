@@ -9,8 +9,8 @@ from fleetbed.emulator.run.magnitude import check_events
 from fleetbed.emulator.run.preparation import Fresh
 from fleetbed.emulator.timeline.availability import make_availability
 from fleetbed.emulator.timeline.events import Timeline
+from fleetbed.emulator.timeline.making_policies import make_policy
 from fleetbed.emulator.timeline.network import Pipe
-from fleetbed.emulator.timeline.policies import make_policy
 
 
 def first_progress(layout: Layout, prepared: Fresh) -> Progress:

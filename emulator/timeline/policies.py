@@ -2,18 +2,19 @@
 
 `Rounds` serves sync, deadline and over-select: a round is opened, closed and merged. `Stream` serves async and
 buffered: clients are kept busy, results are merged as they come. State is plain data, so a checkpoint holds it.
+Policies of users derive from one of the two (`own_policies.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 from msgspec import Struct
 
 from fleetbed.emulator.randomness import numpy_rng
-from fleetbed.profiles.errors import BadInput
-from fleetbed.profiles.experiment import Experiment, Participation, Policy
+from fleetbed.profiles.experiment import Policy
 
 
 class Decision(Struct, frozen=True, kw_only=True):
@@ -28,7 +29,68 @@ class Decision(Struct, frozen=True, kw_only=True):
 NOTHING = Decision()
 
 
-class Rounds(Struct, tag="rounds"):
+class AnyPolicy:
+    """What both kinds of policies have: the hooks that a user's policy may define, and what they can go by.
+
+    It is no Struct itself, so that a checkpoint leaves it to `own_policies.restored` which type a policy has.
+    """
+
+    __slots__ = ()
+    policy: Policy  # as the experiment has it
+    params: Any  # of a user's policy, as its own type
+    seed: int
+    size: int  # clients that a round invites
+    planned_s: dict[int, float]  # by client: how long its work takes, without transfers; filled for users' policies
+    round: int  # from 1
+    stage: int
+    opened: int
+    draws: int
+
+    def start(self) -> None:
+        """Called once, before the first round, when all of the fields above are known."""
+
+    def invite(self, candidates: list[int], count: int) -> Sequence[int]:
+        """Choose clients to invite now; `count` is how many there would usually be."""
+        return choose(candidates, count, self.seed, self.draws)
+
+    def on_result(self, client: int, seconds: float, loss: float | None) -> None:
+        """Called for every result that arrives, with the device time since its client was invited."""
+
+    def rng(self) -> np.random.Generator:
+        """Return a generator of random numbers for this draw: the same whenever the run is repeated or resumed."""
+        return numpy_rng(self.seed, "own-policy", self.draws)
+
+    # what the engine calls
+
+    @property
+    def min_clients(self) -> int:
+        raise NotImplementedError
+
+    def is_over(self, rounds: int) -> bool:
+        return self.round > rounds
+
+    def open(self, idle: Sequence[int], away: Sequence[int] = ()) -> Decision:
+        raise NotImplementedError
+
+    def on_client_available(self, idle: Sequence[int], away: Sequence[int]) -> Decision:
+        raise NotImplementedError
+
+    def ended(self, task: int, client: int, *, ok: bool, idle: Sequence[int], diverged: bool = False) -> Decision:
+        raise NotImplementedError
+
+    def timer(self, opened: int) -> Decision:
+        raise NotImplementedError
+
+    def merged(self, results: int) -> None:
+        raise NotImplementedError
+
+    def weight(self, staleness: int) -> float:
+        """Return the weight of a result that is based on a state so many merges ago."""
+        del staleness
+        return 1.0
+
+
+class Rounds(AnyPolicy, Struct):
     """Rounds with a fixed set of members: they wait for all, for the first `take`, or until the deadline."""
 
     policy: Policy
@@ -49,14 +111,22 @@ class Rounds(Struct, tag="rounds"):
     waiting_for_clients: bool = False  # a round is due, but no client is available
     last_round: int | None = None  # in which `last_size` clients are invited instead of `size`
     last_size: int = 0
+    params: Any = None
+    planned_s: dict[int, float] = {}
 
     @property
     def min_clients(self) -> int:
         """The least number of clients whose results make a merge."""
         return 1
 
-    def is_over(self, rounds: int) -> bool:
-        return self.round > rounds
+    def timer_s(self) -> float | None:
+        """Return the device seconds after which the round that is being opened ends; None: it has no such limit."""
+        return self.policy.deadline_s if self.policy.kind == "deadline" else None
+
+    def is_complete(self) -> bool:
+        """Return whether the round ends now, although it waits for more clients."""
+        take = self.policy.take if self.policy.kind == "over-select" else None
+        return take is not None and len(self.arrived) >= take
 
     def open(self, idle: Sequence[int], away: Sequence[int] = ()) -> Decision:
         """Open the next stage for clients that completed the last one, or the next round once a client is available."""
@@ -75,8 +145,7 @@ class Rounds(Struct, tag="rounds"):
         self.opened += 1
         self.is_open = True
         self.waiting, self.arrived_clients = list(members), []
-        timer_s = self.policy.deadline_s if self.policy.kind == "deadline" else None
-        return Decision(invite=tuple(members), timer_s=timer_s)
+        return Decision(invite=tuple(members), timer_s=self.timer_s())
 
     def on_client_available(self, idle: Sequence[int], away: Sequence[int]) -> Decision:
         return self.open(idle, away) if self.waiting_for_clients else NOTHING
@@ -88,7 +157,7 @@ class Rounds(Struct, tag="rounds"):
         if tiers:
             tier = tiers[int(numpy_rng(self.seed, "tier", self.draws).integers(len(tiers)))]
             candidates = [client for client in candidates if client in tier]
-        return choose(candidates, self._invited(), self.seed, self.draws)
+        return list(self.invite(candidates, self._invited()))
 
     def ended(self, task: int, client: int, *, ok: bool, idle: Sequence[int], diverged: bool = False) -> Decision:
         del idle, diverged  # a round that no client completed ends all the same
@@ -98,9 +167,7 @@ class Rounds(Struct, tag="rounds"):
         if ok:
             self.arrived_clients.append(client)
             self.arrived.append(task)
-        take = self.policy.take if self.policy.kind == "over-select" else None
-        enough = not self.waiting or (take is not None and len(self.arrived) >= take)
-        return self._close() if self.is_open and enough else NOTHING
+        return self._close() if self.is_open and (not self.waiting or self.is_complete()) else NOTHING
 
     def timer(self, opened: int) -> Decision:
         return self._close() if self.is_open and opened == self.opened else NOTHING
@@ -108,10 +175,6 @@ class Rounds(Struct, tag="rounds"):
     def merged(self, results: int) -> None:
         del results
         self.stage = (self.stage + 1) % self.stages
-
-    def weight(self, staleness: int) -> float:
-        del staleness
-        return 1.0
 
     def _invited(self) -> int:
         if self.round == self.last_round:
@@ -128,7 +191,7 @@ class Rounds(Struct, tag="rounds"):
         return Decision(merge=arrived, abandon=abandoned)
 
 
-class Stream(Struct, tag="stream"):
+class Stream(AnyPolicy, Struct):
     """Keeps clients busy and merges every `buffer` results. A round has as many results as a synchronous one."""
 
     policy: Policy
@@ -143,14 +206,13 @@ class Stream(Struct, tag="stream"):
     draws: int = 0
     busy: list[int] = []
     arrived: list[int] = []
+    params: Any = None
+    planned_s: dict[int, float] = {}
 
     @property
     def min_clients(self) -> int:
         """The least number of clients whose results make a merge: one that waits for a merge is not invited again."""
         return self.buffer
-
-    def is_over(self, rounds: int) -> bool:
-        return self.round > rounds
 
     def open(self, idle: Sequence[int], away: Sequence[int] = ()) -> Decision:
         del away  # clients ask for work themselves, so absent ones are never invited
@@ -193,12 +255,10 @@ class Stream(Struct, tag="stream"):
 
     def _fill(self, idle: Sequence[int]) -> tuple[int, ...]:
         self.draws += 1
-        invited = choose(idle, self.concurrency - len(self.busy), self.seed, self.draws)
+        free = self.concurrency - len(self.busy)
+        invited = self.invite(list(idle), free) if idle and free > 0 else ()
         self.busy.extend(invited)
         return tuple(invited)
-
-
-AnyPolicy = Rounds | Stream
 
 
 def choose(idle: Sequence[int], count: int, seed: int, draw: int) -> list[int]:
@@ -207,52 +267,3 @@ def choose(idle: Sequence[int], count: int, seed: int, draw: int) -> list[int]:
         return []
     rng = numpy_rng(seed, "select", draw)
     return sorted(int(c) for c in rng.choice(sorted(idle), min(count, len(idle)), replace=False))
-
-
-def make_policy(
-    experiment: Experiment, policy: Policy, seed: int, planned_s: Mapping[int, float], stages: int
-) -> AnyPolicy:
-    """Make the policy for these clients, given how long the work of each takes."""
-    clients, participation = len(planned_s), experiment.participation
-    size = _part(clients, participation.ratio)
-    check_policy(participation, policy, clients)
-    if policy.kind in ("async", "buffered"):
-        buffer = 1 if policy.kind == "async" else (policy.buffer or 1)
-        concurrency = min(clients, policy.concurrency or size)
-        return Stream(policy, seed, size, buffer, concurrency)
-    made = Rounds(policy, seed, size, stages, invites_absent=participation.selection == "uniform")
-    if participation.selection == "tier":
-        made.tiers = tiers_of(planned_s, participation.tiers)
-    if participation.last_ratio is not None:
-        made.last_round, made.last_size = experiment.rounds, _part(clients, participation.last_ratio)
-    return made
-
-
-def _part(clients: int, ratio: float) -> int:
-    return max(1, int(clients * ratio + 1e-9))  # 100 times 0.29 is 28.999…
-
-
-def tiers_of(planned_s: Mapping[int, float], count: int) -> list[list[int]]:
-    """Clients from the fastest to the slowest in groups that are as equal in size as possible."""
-    ordered = sorted(planned_s, key=lambda client: (planned_s[client], client))
-    count = min(count, len(ordered))
-    cuts = [len(ordered) * part // count for part in range(count + 1)]
-    return [ordered[start:stop] for start, stop in pairwise(cuts)]
-
-
-def check_policy(participation: Participation, policy: Policy, clients: int) -> None:
-    """Refuse a policy that cannot work with so many clients."""
-    if participation.selection == "tier" and policy.kind in ("async", "buffered"):
-        raise BadInput(
-            f"participation.selection: tier draws a round from one tier, but {policy.kind} has no rounds; "
-            "use uniform or available"
-        )
-    if participation.last_ratio is not None and policy.kind not in ("sync", "deadline"):
-        raise BadInput(
-            f"participation.last_ratio is {participation.last_ratio:g}, but {policy.kind} does not read it: only "
-            f"sync and deadline invite a part of the fleet in each round; remove it"
-        )
-    for key, value in (("invite", policy.invite), ("buffer", policy.buffer)):
-        if value is not None and value > clients:
-            why = "it would never be full" if key == "buffer" else "there are no more to invite"
-            raise BadInput(f"policies: {key} is {value}, but {clients} clients take part: {why}; lower it")

@@ -40,8 +40,8 @@ from fleetbed.emulator.records.records import Records
 from fleetbed.emulator.run.preparation import prepare_variants
 from fleetbed.emulator.timeline.availability import Always
 from fleetbed.emulator.timeline.events import Event, Kind, Timeline
+from fleetbed.emulator.timeline.making_policies import make_policy
 from fleetbed.emulator.timeline.network import Pipe
-from fleetbed.emulator.timeline.policies import make_policy
 from fleetbed.emulator.wire.messages import Evaluated, Trained
 from fleetbed.models.cost.operations import Operations, compute_seconds
 from fleetbed.models.cost.predict import cost

@@ -18,8 +18,8 @@ from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.resume.checkpoint import Checkpoint, Checkpoints
 from fleetbed.emulator.timeline.availability import OnOff
 from fleetbed.emulator.timeline.events import Event, Kind, Timeline
+from fleetbed.emulator.timeline.making_policies import make_policy
 from fleetbed.emulator.timeline.network import Pipe
-from fleetbed.emulator.timeline.policies import make_policy
 from fleetbed.emulator.wire.messages import kept_name
 from fleetbed.emulator.wire.storage import Damaged, load_bundle, save_bundle
 from fleetbed.profiles.experiment import runs
@@ -136,9 +136,9 @@ def rewrite(path: Path, change: Callable[[Bundle], Bundle]) -> None:
     [
         (
             lambda b: Bundle(b.tensors, {"progress": "{}"}),  # as it was written before there was a number
-            r"written by another fleetbed, as a checkpoint of format 1, but fleetbed \d\S+ reads format 2: continue",
+            r"written by another fleetbed, as a checkpoint of format 1, but fleetbed \d\S+ reads format 3: continue",
         ),
-        (lambda b: Bundle(b.tensors, {**b.values, "format": 3}), "as a checkpoint of format 3"),
+        (lambda b: Bundle(b.tensors, {**b.values, "format": 4}), "as a checkpoint of format 4"),
         (lambda b: Bundle({}, b.values), "the tensor t0 is missing"),
         (lambda b: Bundle(b.tensors, {**b.values, "checkpoint": "{}"}), "not what a checkpoint of this version looks"),
         (lambda b: Bundle(b.tensors, {**b.values, "checkpoint": None}), "not what a checkpoint of this version looks"),

@@ -7,12 +7,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from fleetbed.emulator.engine.layout import lay_out
 from fleetbed.emulator.resume import identity
-from fleetbed.profiles import BadInput, load_experiment, runs
+from fleetbed.profiles import BadInput, experiment, load_experiment, runs
 
 
 def profiles(folder: Path) -> dict[str, str]:
@@ -53,6 +54,20 @@ def swap_pixels(path: Path) -> None:
     arrays = dict(np.load(path))
     arrays["x_train"] = 255 - arrays["x_train"]
     np.savez(path, **arrays)
+
+
+def test_a_key_of_a_later_version_does_not_make_it_another_run() -> None:
+    class Policy(experiment.Policy, frozen=True, kw_only=True):
+        later: int = 0
+
+    config = runs(load_experiment("demo", sets=["policies=[{kind: deadline, deadline_s: 9}]"]))[0]
+    values = msgspec.structs.asdict(config.policy)
+    told = [msgspec.structs.replace(config, policy=Policy(**values, later=later)) for later in (0, 1)]
+    same, other = (identity.run_digest(one) for one in told)
+    assert same == identity.run_digest(config)
+    assert other != same
+    late = msgspec.structs.replace(config, policy=experiment.Policy(kind="deadline", deadline_s=8.0))
+    assert identity.run_digest(late) != same
 
 
 @pytest.mark.parametrize(

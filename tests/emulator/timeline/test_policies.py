@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleetbed.emulator.timeline.policies import AnyPolicy, Decision, Rounds, Stream, choose, make_policy, tiers_of
+from fleetbed.emulator.timeline.making_policies import make_policy, tiers_of
+from fleetbed.emulator.timeline.own_policies import restored
+from fleetbed.emulator.timeline.policies import AnyPolicy, Decision, Rounds, Stream, choose
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import AlgorithmChoice, Experiment, Participation, Policy
 
@@ -291,7 +293,7 @@ def test_choosing_is_uniform_seeded_and_independent_of_the_order() -> None:
 @pytest.mark.parametrize("policy", [rounds(), stream(kind="buffered", buffer=2)])
 def test_a_policy_survives_json(policy: AnyPolicy) -> None:
     policy.open(ALL)
-    assert msgspec.json.decode(msgspec.json.encode(policy), type=AnyPolicy) == policy
+    assert restored(msgspec.json.decode(msgspec.json.encode(policy))) == policy
 
 
 @pytest.mark.parametrize("kind", ["sync", "deadline"])
