@@ -26,9 +26,9 @@ Targets = Annotated[
     typer.Option(
         "--target",
         callback=check_finite,
-        metavar="ACCURACY",
+        metavar="SCORE",
         min=0,
-        help="A target accuracy, such as 0.6, or a mean absolute error; may be repeated.",
+        help="A target: an accuracy such as 0.6, or an error where labels are numbers; may be repeated.",
     ),
 ]
 Series = Annotated[

@@ -274,8 +274,11 @@ def _notes(groups: Sequence[SeriesGroup]) -> list[str]:
         )
     if any(task.joules is None for run in runs for task in run.tasks):
         notes.append("Energy covers only the devices whose profile states their power.")
-    if not any(group.targets for group in groups) and metric is ACCURACY:
-        notes.append(
-            "There is no target: none was given, and the base reached no multiple of 5 % above an untrained model."
+    if not any(group.targets for group in groups):
+        why = (
+            "none was given, and the base reached no multiple of 5 % above an untrained model."
+            if metric is ACCURACY
+            else "none was given. Set evaluation.targets, or use --target, to see when an error is reached."
         )
+        notes.append(f"There is no target: {why}")
     return notes

@@ -176,7 +176,7 @@ def test_a_regression_is_judged_by_its_error_from_the_run_to_the_report(
     path.write_text(
         "title: numbers\nfleet: demo\ndata: {name: ./both.py, partition: {kind: iid}}\nmodel: {family: ./both.py}\n"
         "algorithms: [{name: heteroavg}, {name: fedprox}]\nrounds: 4\nprocesses: inline\ntiming: {source: modelled}\n"
-        "training: {epochs: 5, optimizer: {lr: 0.002}}\n"
+        "training: {epochs: 5, optimizer: {lr: 0.002}}\nevaluation: {targets: [30]}\n"
     )
     assert run(str(path), "--out", str(out)) == 0
     assert re.search(r"heteroavg-sync-1: mean absolute error [\d.]+ after round 4", capsys.readouterr().err)
@@ -190,13 +190,26 @@ def test_a_regression_is_judged_by_its_error_from_the_run_to_the_report(
     assert "Best final mean absolute error" in page
     assert "ccuracy<" not in page
     capsys.readouterr()
+    assert "Cost to mean absolute error 30" in page
+    with pytest.raises(SystemExit, match="0"):
+        main(["compare", str(out), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["targets"] == [30.0]
+    errors = query(out / "heteroavg-sync-1", "SELECT device_s, mae FROM evaluations ORDER BY version")
+    assert found["methods"][0]["time_to_30"] == next(device_s for device_s, mae in errors if mae <= 30)
     with pytest.raises(SystemExit, match="0"):
         main(["compare", str(out), "--target", "0.9"])
     said = capsys.readouterr().out
     assert "Final mean absolute error" in said
+    assert "Time to mean absolute error 0.9" in said
     assert "%" not in said.split("Peak memory")[0]
     with pytest.raises(SystemExit, match="0"):
         main(["plot", "time", str(out), "--out", str(tmp_path / "figures")])
+
+
+def test_a_target_beyond_all_accuracies_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("sensors", "--set", "evaluation.targets=[0.5, 60]", "--out", str(tmp_path / "out")) == 2
+    assert "evaluation.targets.1 is 60, but the labels are classes, so it is an accuracy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("method", ["fedhe", "fd"])
