@@ -25,6 +25,7 @@ from fleetbed.profiles.files import is_code_path, read_regular, show_path, user_
 MAX_BYTES = 4 << 20
 #: frames of these are not where the author of a plug-in can change something
 _OURS = tuple(f"{Path(__file__).parents[1] / name}/" for name in ("profiles", "models", "emulator"))
+_NEVER_THEIRS = ("importlib", "/torch/", "/numpy/")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
 
 _loaded: dict[tuple[str, str], ModuleType] = {}
@@ -97,20 +98,23 @@ def blamed(source: str, doing: str, advice: str = "") -> Iterator[None]:
 def _said(error: BaseException) -> str:
     """The error of foreign code on one line, with the file and line where its author can change something."""
     text = " ".join(str(error).split()) or "no reason given"
-    return f"{type(error).__name__}: {text[:300]} ({_place(error)})"
+    return f"{type(error).__name__}: {text[:300]}{place_of(error)}"
 
 
-def _place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
+    """The file and line where the author of the code that failed can change something, in brackets; else nothing."""
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}, line {error.lineno}"
+        return f" ({error.filename}, line {error.lineno})"
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(_OURS) and "importlib" not in frame.filename
+        if not frame.filename.startswith(_OURS) and not any(part in frame.filename for part in _NEVER_THEIRS)
     ]
+    if not frames:
+        return " (its module was not found)" if isinstance(error, ImportError) else ""
     # an installed plug-in is a library itself
     theirs = [frame for frame in frames if not any(part in frame.filename for part in _LIBRARIES)] or frames
-    return f"{theirs[-1].filename}, line {theirs[-1].lineno}" if theirs else "its module was not found"
+    return f" ({theirs[-1].filename}, line {theirs[-1].lineno})"
 
 
 def _load_file(path: Path, where: str) -> ModuleType:

@@ -85,7 +85,7 @@ def _row(item: Any, where: str) -> dict[str, Any]:
             )
         return dict(item)
     if not isinstance(item, (tuple, list)) or len(item) != 2:
-        what = f"{len(item)} parts" if isinstance(item, (tuple, list)) else type(item).__name__
+        what = f"{len(item)} part{'s' * (len(item) != 1)}" if isinstance(item, (tuple, list)) else type(item).__name__
         raise BadInput(f"{where} is {what}, but a pair (x, y) is needed, or a mapping with x and y: it has no label.")
     return {"x": item[0], "y": item[1]}
 

@@ -25,6 +25,7 @@ from fleetbed.emulator.wire.messages import (
     to_worker,
 )
 from fleetbed.emulator.wire.storage import Damaged
+from fleetbed.models.plug_ins import place_of
 
 #: what torch says when an allocation fails under RLIMIT_DATA, where the kernel does not kill
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memory", "bad_alloc")
@@ -71,8 +72,10 @@ def answer(
             return [codec.control(runner.evaluate(order, message))]
         return [codec.control(runner.measure(order))]
     except (Exception, SystemExit) as error:  # noqa: BLE001 - recorded as the task's outcome by the broker
-        detail = f"{type(error).__name__}: {error}".removesuffix(": ")  # some errors have no text
-        return [codec.control(Failed(task=order.task, kind=_kind(error), detail=detail))]
+        kind, detail = _kind(error), f"{type(error).__name__}: {error}".removesuffix(": ")  # some errors have no text
+        if kind == "crash":
+            detail += place_of(error.__cause__ or error)
+        return [codec.control(Failed(task=order.task, kind=kind, detail=detail))]
 
 
 def _kind(error: BaseException) -> Failure:

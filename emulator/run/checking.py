@@ -21,13 +21,13 @@ from fleetbed.emulator.engine.layout import check_assign, check_method, check_ta
 from fleetbed.emulator.method.algorithm import Context
 from fleetbed.emulator.run.replay import read_recording
 from fleetbed.emulator.timeline.making_policies import check_policy
-from fleetbed.emulator.timeline.own_policies import params_type
+from fleetbed.emulator.timeline.own_policies import params_type, policy_type
 from fleetbed.emulator.timeline.traces import load_presence, load_rates
 from fleetbed.models.base import Family, InputSpec
 from fleetbed.models.families.lookup import family
 from fleetbed.models.plug_ins import strict
 from fleetbed.profiles.errors import BadInput, HostCannot
-from fleetbed.profiles.experiment import Data, Experiment, Model, RunConfig, runs, settings_of
+from fleetbed.profiles.experiment import Data, Experiment, Model, Policy, RunConfig, runs, settings_of
 from fleetbed.profiles.files import user_path
 from fleetbed.profiles.mistakes import Mistakes, convert_on
 from fleetbed.profiles.resolve import clients_of, load_device, load_fleet, load_link
@@ -115,6 +115,7 @@ def _check_methods(
     experiment: Experiment, models: Sequence[Family | None], spec: InputSpec | None, mistakes: Mistakes
 ) -> None:
     """Names and parameters in any case; what goes with which policy, model and data where these are known."""
+    sound = [policy for policy in experiment.policies if _is_sound(policy)]
     for number, (choice, model) in enumerate(zip(experiment.algorithms, models, strict=True)):
         known = model is not None and spec is not None
         whole = model or family("resnet-stage")
@@ -136,12 +137,20 @@ def _check_methods(
             )
         method = mistakes.attempt(lambda n=number, c=choice, k=context: load_method(c, k, f"algorithms.{n}"))  # type: ignore[misc]
         for config in [c for c in _representatives(experiment) if c.algorithm is choice and method is not None]:
-            if known:
+            if known and config.policy in sound:
                 mistakes.attempt(lambda c=config, m=method: check_method(c, m))  # type: ignore[misc]
             replay = experiment.timing.replay
             if replay is not None:
                 folder = user_path(replay, "timing.replay")
                 mistakes.attempt(lambda c=config, f=folder: read_recording(f, c))  # type: ignore[misc]
+
+
+def _is_sound(policy: Policy) -> bool:
+    """Return whether there is such a policy; if not, that is noted already."""
+    try:
+        return bool(policy_type(policy))
+    except BadInput:
+        return False
 
 
 def _representatives(experiment: Experiment) -> Iterator[RunConfig]:

@@ -328,7 +328,8 @@ def first_facts(config: RunConfig, command: str) -> dict[str, Any]:
 def _nothing_merged(records: Records) -> str:
     counts = records.rows("SELECT outcome, count(*) FROM tasks GROUP BY outcome ORDER BY 2 DESC, 1")
     ended = ", ".join(f"{count} {outcome}" for outcome, count in counts) or "no task was started"
-    hints = [HINTS[outcome] for outcome, _ in counts if outcome in HINTS]
+    details = [detail for (detail,) in records.rows("SELECT detail FROM tasks WHERE outcome = 'crash' LIMIT 1")]
+    hints = [HINTS[outcome] for outcome, _ in counts if outcome in HINTS] + [f"the first crash: {d}" for d in details]
     return (
         f"no result was merged (tasks by outcome: {ended}), so the model is still the initial one; "
         f"{hints[0] if hints else 'see the outcome and detail of each task in the records'}"

@@ -147,7 +147,7 @@ class OwnFamily(Family):
     def check_start(self, x: Tensor, y: Tensor, spec: InputSpec) -> None:
         """Refuse a variant whose loss on these samples is not finite before it has been trained."""
         for variant in self.variants:
-            with blamed(self._found.source, f"{variant} cannot be trained"), torch.no_grad():
+            with blamed(self._found.source, f"cannot be used: {variant} cannot be trained"), torch.no_grad():
                 loss = float(label_loss(self.empty(variant, spec).train()(x), y))
             if not isfinite(loss):
                 raise self._wrong(
@@ -225,7 +225,10 @@ class OwnFamily(Family):
 
     def _check_output(self, variant: str, net: Net, spec: InputSpec) -> None:
         x = torch.zeros(SAMPLES, *spec.shape, dtype=input_dtype(spec))
-        with blamed(self._found.source, f"{variant} cannot read data of shape {spec.shape}"), torch.no_grad():
+        with (
+            blamed(self._found.source, f"cannot be used: {variant} cannot read data of shape {spec.shape}"),
+            torch.no_grad(),
+        ):
             out = copy.deepcopy(net).eval()(x)
         wanted = (SAMPLES, spec.outputs)
         if not isinstance(out, Tensor) or tuple(out.shape) != wanted:

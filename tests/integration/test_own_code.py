@@ -111,6 +111,19 @@ def test_a_method_comes_by_file_and_a_changed_one_is_not_resumed(
     assert run("--resume", str(out), "--set", "rounds=3") == 0
 
 
+def test_a_client_half_that_fails_is_named_with_file_and_line(
+    experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my_method.py").write_text(METHOD + "\n    def client(self, job):\n        return self.nothing\n")
+    experiment.write_text(re.sub(r"algorithms: .*", "algorithms: [{name: ./my_method.py}]", experiment.read_text()))
+    assert run(str(experiment), *given("processes=inline", "rounds=1"), "--out", str(tmp_path / "out")) == 1
+    line = (tmp_path / "my_method.py").read_text().splitlines().index("        return self.nothing") + 1
+    assert (
+        f"the first crash: AttributeError: 'Method' object has no attribute 'nothing' ({tmp_path}/my_method.py, "
+        f"line {line})"
+    ) in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("file", "text", "says"),
     [

@@ -40,4 +40,6 @@ def test_a_failure_is_the_memory_caps_or_the_hosts_or_the_clients_own(error: Exc
     said = codec.parse_control(from_worker, frame)
     assert isinstance(said, Failed)
     assert (said.task, said.kind) == (7, kind)
-    assert said.detail == (f"{type(error).__name__}: {error}" if str(error) else "MemoryError")
+    detail, place, _ = said.detail.partition(f" ({__file__}, line ")
+    assert detail == (f"{type(error).__name__}: {error}" if str(error) else "MemoryError")
+    assert bool(place) == (kind == "crash")  # where the author of a method can change something
