@@ -271,7 +271,7 @@ class Family(ABC):
         if found != self.reads:
             raise BadInput(
                 f"{self.name} needs {self.reads}, but the data is {found} (shape {spec.shape}): "
-                f"choose another model.family or data.name."
+                f"choose another model.family, or write your own (docs/writing-a-model.md)."
             )
         smallest = self.smallest_image
         if found == "images" and min(spec.shape[1:]) < smallest:

@@ -33,7 +33,7 @@ def divide(dataset: Dataset, data: Data, clients: int, seed: int) -> Split:
     if dataset.spec.targets and kind in ("dirichlet", "shards"):
         raise BadInput(
             f"data.partition.kind is {kind}, which goes by classes, but the labels of {data.name} are numbers: use "
-            "iid, contiguous, column or file."
+            "iid, contiguous, column or file. If they are classes, save them as integers."
         )
     column = None
     if kind == "column":

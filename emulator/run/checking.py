@@ -14,7 +14,7 @@ import msgspec
 from torch import Tensor
 
 from fleetbed.emulator.algorithms import load_algorithm, load_method
-from fleetbed.emulator.data import open_dataset, prepare_dataset
+from fleetbed.emulator.data import Split, divide, open_dataset, prepare_dataset
 from fleetbed.emulator.data.sources import DOWNLOADED, root_of
 from fleetbed.emulator.data.text import FIRST_WORD
 from fleetbed.emulator.engine.layout import check_assign, check_method, check_targets, lay_out, stand_ins
@@ -58,6 +58,8 @@ def _check_setting(experiment: Experiment, search: Sequence[Path], mistakes: Mis
     spec = attempt(lambda: _known_spec(experiment.data) if remarks else _spec(experiment.data))
     if spec is not None:
         attempt(lambda given=spec: check_targets(experiment.evaluation, given))  # type: ignore[misc]
+    if spec is not None and specs is not None and not remarks:
+        attempt(lambda: _divided(experiment.data, len(specs), experiment.seeds[0]))
     for model in {id(model): model for model in models if model is not None}.values():
         if spec is not None:
             attempt(lambda whole=model, given=spec: whole.check_input(given))  # type: ignore[misc]
@@ -197,3 +199,7 @@ def _known_spec(data: Data) -> InputSpec:
 
 def _spec(data: Data) -> InputSpec:
     return open_dataset(prepare_dataset(data)).spec
+
+
+def _divided(data: Data, clients: int, seed: int) -> Split:
+    return divide(open_dataset(prepare_dataset(data)), data, clients, seed)

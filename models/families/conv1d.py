@@ -63,5 +63,5 @@ class Conv1dFamily(Family):
         if len(spec.shape) != 2:
             raise BadInput(
                 f"{self.name} needs samples of the shape (channels, time), but these have {spec.shape}: "
-                f"choose another model.family, or save the data in that shape."
+                f"save the data in that shape, or write a model of your own (docs/writing-a-model.md)."
             )

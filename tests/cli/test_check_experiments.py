@@ -72,6 +72,9 @@ def test_the_base_is_sound(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         (["timing={source: replay, replay: no}"], "is not the folder of a run"),
         (["policies=[{kind: over-select, invite: 9, take: 3}]"], "invite is 9, but 8 clients take part"),
         (["policies=[{kind: async}]", "participation.selection=tier"], "async has no rounds"),
+        (["policies=[{kind: synk}]"], "policies.0.kind: there is no policy 'synk'; did you mean sync"),
+        (["policies=[{kind: sync, params: {a: 1}}]"], "policies.0.params is given, but kind is sync, which has none"),
+        (["evaluation.targets=[0.5, 60]"], "evaluation.targets.1 is 60, but the labels are classes"),
         (["algorithms=[{name: fedhenn}]"], "data.public"),
         (
             ["algorithms=[{name: heteroavg}]", "model.family=fedhe-cnn", "model.options={}"],
@@ -84,6 +87,17 @@ def test_missing_or_inconsistent_settings(
 ) -> None:
     (sentence, *_) = check(capsys, tmp_path / "x.yaml", *sets)
     assert says in sentence
+
+
+def test_model_partition_and_policy_are_checked_one_by_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("1 / 0\n")
+    sets = ["model.family=lstm", "model.options={}", "data.partition={kind: column, column: user}"]
+    found = check(capsys, tmp_path / "x.yaml", *sets, "policies=[{kind: mine.py}]", "evaluation.targets=[2]")
+    assert len(found) == 4
+    assert "evaluation.targets.0 is 2" in found[0]
+    assert "data.partition.column is user, but fashion-mini has no such column" in found[1]
+    assert "lstm needs text" in found[2]
+    assert f"policies.0.kind: {tmp_path}/mine.py cannot be imported: ZeroDivisionError" in found[3]
 
 
 def test_all_mistakes_are_listed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

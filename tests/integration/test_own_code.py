@@ -151,7 +151,7 @@ def test_what_is_wrong_with_a_file_ends_the_command_with_exit_code_2(
 
 
 def test_the_example_of_a_data_file_runs(tmp_path: Path) -> None:
-    (tmp_path / "my_data.py").write_text(blocks("data.md", "python")[0])
+    (tmp_path / "my_data.py").write_text(blocks("data.md", "python")[1])
     path = tmp_path / "waves.yaml"
     path.write_text(blocks("data.md", "yaml")[0])
     out = tmp_path / "out"

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,19 @@ def test_a_table_of_integers_is_values_too_and_a_constant_column_stays_finite(sa
     x, _ = found.batch("train", np.arange(40))
     assert x.shape == (40, 2)
     assert torch.isfinite(x).all()
+
+
+def test_the_page_turns_a_table_into_such_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pandas", reason="pandas is in the dev extra")
+    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
+    (code,) = (text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "read_csv" in text)
+    rows = [f"m{i % 4},{60 + i % 9},{i % 5},{i % 7},{i % 3}" for i in range(1100)]
+    (tmp_path / "machines.csv").write_text("\n".join(["machine,temperature,current,vibration,fault", *rows]))
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    found = opened(str(tmp_path / "machines.npz"))
+    assert (found.spec.shape, found.spec.classes, len(found.y_train), len(found.y_test)) == ((3,), 3, 1000, 100)
+    assert len(set(found.columns["user"]["train"].tolist())) == 4
 
 
 def test_tokens_have_the_vocabulary_of_their_numbers(save: Save) -> None:
