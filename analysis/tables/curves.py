@@ -184,8 +184,6 @@ def targets_of(runs: Sequence[Run], base: Series, asked: Sequence[float]) -> tup
         if base.metric is ACCURACY and not 0 <= target <= 1:
             raise BadInput(f"--target {target:g}: an accuracy is from 0 to 1, such as 0.6.")
     if asked:
-        if base.metric is ACCURACY and (beyond := [target for target in asked if target > 1]):
-            raise BadInput(f"--target {beyond[0]:g}: accuracies are from 0 to 1, so give a number between them.")
         return tuple(asked)
     named = {target for run in runs for target in run.config.experiment.evaluation.targets}
     if named:
