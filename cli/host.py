@@ -34,7 +34,7 @@ def doctor(as_json: AsJson = False) -> None:
     else:
         _print_calibration(report.calibration)
     rows = [(knob.knob, knob.status, knob.backend, knob.note) for knob in report.knobs]
-    print_table("What this host can enforce", ("knob", "status", "enforced by", "note"), rows)
+    print_table("What this host can enforce", ("limit", "status", "enforced by", "note"), rows)
     for command in sorted({knob.enable for knob in report.knobs} - {""}):
         knobs = ", ".join(knob.knob for knob in report.knobs if knob.enable == command)
         print(f"To enforce more of {knobs}: {command}")
@@ -124,7 +124,7 @@ def _print_report(report: LimitsReport) -> None:
         )
         for proof in report.proofs
     ]
-    columns = ("knob", "device", "requested", "measured", "unit", "error", "tolerance", "within", "enforced by")
+    columns = ("limit", "device", "requested", "measured", "unit", "error", "tolerance", "within", "enforced by")
     print_table(f"Limits measured at a time scale of {report.time_scale:.3g}", columns, rows)
     print(f"largest interference between paced clients: {report.worst_interference:.2%}")
     for sentence in report.skipped:
