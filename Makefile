@@ -14,7 +14,7 @@ FOLDERS := profiles models emulator flower analysis api cli
 help: ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
 
-demo: $(INSTALLED) ## run three methods on eight emulated boards and write a report: 4 minutes on 2 cores
+demo: $(INSTALLED) ## run three methods on eight emulated boards and write a report (about 4 minutes on 2 free cores)
 	$(BIN)/fleetbed doctor
 	folder=$$($(BIN)/fleetbed run small-boards) && $(BIN)/fleetbed report $$folder --out $$folder/report.html
 
