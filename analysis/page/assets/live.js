@@ -22,8 +22,10 @@ function card(run) {
 
 function showNow(runs) {
   document.querySelector("#cards").replaceChildren(...runs.map(card));
-  const rows = runs.flatMap((run) => (run.tasks ?? []).map(([client, device, variant, doing, since, end]) =>
-    [runs.length > 1 ? `${run.name}: ${client}` : client, device, variant, doing, quantity(since, "time"), quantity(end, "time")]));
+  const busy = runs.filter((run) => run.tasks?.length);
+  // those that a round waits for longest come first
+  const rows = busy.flatMap((run) => run.tasks.sort((a, b) => b.at(-1) - a.at(-1)).map(([client, device, variant, doing, since, end]) =>
+    [busy.length > 1 ? `${run.name}: ${client}` : client, device, variant, doing, quantity(since, "time"), quantity(end, "time")]));
   document.querySelector("#doing").hidden = !rows.length;
   document.querySelector("#doing-table").replaceChildren(table(["Client", "Device", "Variant", "Doing", "Since", "Planned end"], rows, {text: [1, 2, 3]}));
   const notices = runs.flatMap((run) => (run.notices ?? []).map(([at, text]) => element("li", {}, `${run.name}, ${quantity(at, "time")}: ${text}`)));

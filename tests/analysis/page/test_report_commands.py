@@ -30,6 +30,11 @@ def run_command(*args: object) -> int:
     return 0
 
 
+def test_a_target_must_be_an_accuracy(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("compare", study, "--target", 60) == 2
+    assert capsys.readouterr().err == "fleetbed: --target 60: an accuracy is from 0 to 1, such as 0.6.\n"
+
+
 def test_report_writes_the_page_and_says_where(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("report", study, "--out", tmp_path / "r.html", "--target", 0.3) == 0
     *table, last = capsys.readouterr().out.splitlines()
