@@ -65,6 +65,7 @@ TEXTS: dict[str, dict[str, str]] = {
         "classes_per_client": "shards: the number of classes of a client.",
         "column": "column: who a sample belongs to, such as `user`; a client has the samples of one of them or more.",
         "file": "file: a JSON file as `fleetbed data partition` writes it.",
+        "halved": "The share of the clients that keep only half of their training samples, drawn at random.",
     },
     "Model": {
         "family": "A family of `fleetbed models list`, or the path of your own .py file.",

@@ -93,7 +93,7 @@ class FlowerRunner:
             ttl=header.ttl,
         )
         identity.name(instruction, header.message_id)
-        state = RecordDict() if order.kept is None else unpack(load_bundle(self.folder / order.kept))[0]
+        state = RecordDict() if order.kept is None else unpack(load_bundle(self.folder / order.kept, cached=False))[0]
         context = Context(
             run_id=identity.RUN_ID,
             node_id=node.node_id,
@@ -129,7 +129,7 @@ class FlowerRunner:
         if keep is None:
             return None
         name = kept_name(order.client, order.task)
-        save_bundle(self.folder / name, keep)
+        save_bundle(self.folder / name, keep, cached=False)
         return name
 
 

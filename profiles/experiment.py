@@ -48,7 +48,8 @@ class Partition(Profile, frozen=True, kw_only=True):
     """How samples are divided. `alpha` belongs to dirichlet, `classes_per_client` to shards, `column` to column,
     `file` to file.
 
-    With `column` each client has the samples of one user or more, by a column of the data set such as `user`.
+    With `column` each client has the samples of one user or more, by a column of the data set such as `user`. Of any
+    kind, a share `halved` of the clients, drawn at random, keeps half of its training samples.
     """
 
     kind: Literal["iid", "dirichlet", "shards", "contiguous", "column", "file"] = "dirichlet"
@@ -57,6 +58,7 @@ class Partition(Profile, frozen=True, kw_only=True):
     classes_per_client: Count = 2
     column: str | None = None
     file: str | None = None
+    halved: Fraction = 0.0
 
 
 class Data(Profile, frozen=True, kw_only=True):

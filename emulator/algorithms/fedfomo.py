@@ -134,7 +134,7 @@ class Method(Algorithm):
         return self._work(assignment.client, len(parts), sum(Bundle(part).nbytes() for part in parts))
 
     def heaviest(self, state: Bundle, client: Client) -> Work:
-        models = min(self.params.models, len(self.context.clients) - 1)
+        models = min(self.params.models, self.context.most_clients - 1)
         return self._work(client, models, models * self.model_bytes(client.variant))
 
     def _work(self, client: Client, models: int, bytes_down: int) -> Work:
@@ -145,7 +145,7 @@ class Method(Algorithm):
             steps=steps_of(client.samples - aside, training),
             batch=batch_of(client.samples - aside, training.batch),
             once=weighing,
-            held_models=models + 2,
+            held_models=models + 2 + bool(models),  # the received ones, both kept ones, and their mixture
             bytes_down=bytes_down,
             bytes_up=self.model_bytes(client.variant) + 4 * models,
         )

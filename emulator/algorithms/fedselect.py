@@ -120,13 +120,11 @@ class Method(OwnEntries):
 
     def client(self, job: Job) -> Reply:
         received, own, masks = weights_of(job.message), own_tensors(job), self.masks(job)
-        start = {**own, **combined(masks, own, received)}
-        model = job.model(start)
-        both = is_any(masks)
-        step, optimizer = self.alternating(job, model, masks) if both else (cross_entropy_step(model), None)
-        metrics = train(job, model, step, optimizer=optimizer, epochs=self.alternations * (1 + both))
+        model = job.model({**own, **combined(masks, own, received)})
+        metrics = self._train(job, model, masks)
         turns = 1 if job.kept is None else 1 + job.kept.value(TURNS, int)
-        snapshot = {name: start[name] for name in masks} if job.kept is None else job.kept.under(SNAPSHOT)
+        # in its first turn nothing is its own yet, so that it started from what it received
+        snapshot = {name: received[name] for name in masks} if job.kept is None else job.kept.under(SNAPSHOT)
         if turns % self.params.every == 0:
             weights = {name: p.detach() for name, p in model.named_parameters() if name in masks}
             masks = {name: self.selected(mask, weights[name], snapshot[name]) for name, mask in masks.items()}
@@ -134,6 +132,13 @@ class Method(OwnEntries):
         kept = {**keep_model(model).tensors, **prefixed(SNAPSHOT, snapshot), **packed(masks)}
         metrics["own_share"] = share_of(masks)
         return Reply(message=self.message(job, model, masks), keep=Bundle(kept, {TURNS: turns}), metrics=metrics)
+
+    def _train(self, job: Job, model: Net, masks: Masks) -> dict[str, float]:
+        both = is_any(masks)
+        step, optimizer = self.alternating(job, model, masks) if both else (cross_entropy_step(model), None)
+        metrics = train(job, model, step, optimizer=optimizer, epochs=self.alternations * (1 + both))
+        model.zero_grad()  # a selection needs memory too
+        return metrics
 
     def masks(self, job: Job) -> Masks:
         """The client's masks as its last turn left them, on the device that it trains on."""

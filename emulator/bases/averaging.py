@@ -7,7 +7,8 @@ Layer-wise aggregation, for every tensor l over the clients that hold it:
 omega_k is 1 or the client's number of samples, weight_k what the policy gives a stale result (1 in
 rounds). A tensor that nobody held stays the very same tensor. Batch norm's running statistics are
 averaged the same way, its integer counter becomes the maximum. In families that are cut by width the sums
-run over elements, not tensors. `delta_scale` multiplies all of delta, whatever the method.
+run over elements, not tensors. `delta_scale` multiplies all of delta, whatever the method. With `delta_noise` each
+client's change arrives with Gaussian noise, whose deviation is that many times the tensor's own.
 """
 
 from __future__ import annotations
@@ -45,10 +46,11 @@ from fleetbed.emulator.method.local_training import (
     train,
 )
 from fleetbed.emulator.method.schedule import batch_of, steps_of
+from fleetbed.emulator.randomness import torch_rng
 from fleetbed.models.base import Family, Index, InputSpec, Net, Section, Tensors, gather
 from fleetbed.models.work import Work
 from fleetbed.profiles.errors import BadInput
-from fleetbed.profiles.types import Positive
+from fleetbed.profiles.types import NonNegative, Positive
 
 Weighting = Literal["clients", "samples"]
 Aggregation = Literal["layerwise", "same-architecture", "ends"]
@@ -64,6 +66,7 @@ class Means(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     #: clients: all count the same; samples: by their number of samples; None: as the method has it
     weighting: Weighting | None = None
     delta_scale: Positive = 1.0  # the mean delta is multiplied by it; the released ViT code has 1/epochs
+    delta_noise: NonNegative = 0.0  # on each arriving change of a trained tensor, in standard deviations of the change
     #: layerwise: over all that hold a tensor; same-architecture: over those of one variant; ends: layerwise, of
     #: extractor and classifier only; None: as the method has it
     aggregation: Aggregation | None = None
@@ -88,6 +91,7 @@ class Averaging(Algorithm):
     apart: bool = False
     weighting: Weighting = "clients"
     delta_scale: float = 1.0
+    delta_noise: float = 0.0
     #: what travels; where it is not all, the rest of each client's model is its own
     sections: frozenset[Section] = ALL_SECTIONS
     #: whether batch norm's running statistics travel
@@ -98,7 +102,7 @@ class Averaging(Algorithm):
         super().__init__(params, context)
         if isinstance(params, Means):
             self.weighting = params.weighting or self.weighting
-            self.delta_scale = params.delta_scale
+            self.delta_scale, self.delta_noise = params.delta_scale, params.delta_noise
             if params.aggregation is not None:
                 self.apart = params.aggregation == "same-architecture"
                 self.sections = ENDS if params.aggregation == "ends" else self.sections
@@ -213,6 +217,8 @@ class Averaging(Algorithm):
     def merge(self, state: Bundle, arrivals: Sequence[Arrival]) -> Merged:
         if self.apart:
             state = self._with_new_variants(state, arrivals)
+        if self.delta_noise:
+            arrivals = [self._with_noise(arrival) for arrival in arrivals]
         before = state.tensors
         held = self._held(state, self.incoming(state, arrivals))
         moved = {name: after_mean(before[name], parts) for name, parts in held.items()}
@@ -231,6 +237,15 @@ class Averaging(Algorithm):
                 tensor.clamp_(min=0)
         merged = Bundle({**before, **moved}, state.values)
         return Merged(state=self.remember(merged, arrivals), metrics={**metrics, **self.metrics(state, arrivals)})
+
+    def _with_noise(self, arrival: Arrival) -> Arrival:
+        tensors, sent = dict(arrival.message.tensors), arrival.sent.tensors
+        rng = torch_rng(self.context.seed, arrival.assignment.task, "delta noise")
+        for name in trained_shapes(self.context.family, arrival.client.variant, self.context.spec):
+            if name in tensors:
+                width = self.delta_noise * (tensors[name] - sent[name]).std(unbiased=False)
+                tensors[name] = tensors[name] + width * torch.randn(tensors[name].shape, generator=rng)
+        return replace(arrival, message=Bundle(tensors, arrival.message.values))
 
     def foresee(self, state: Bundle, arrivals: Sequence[Arrival]) -> Bundle:
         """Return the state after a merge without moving the weights, whose sizes stay the same."""

@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from types import TracebackType
 
@@ -18,7 +19,7 @@ import zmq
 from msgspec import Struct
 
 from fleetbed.emulator.algorithms import load_method, names
-from fleetbed.emulator.checks.memory_meter import STEPS, Case, workplace
+from fleetbed.emulator.checks.memory_meter import PARAMS, STEPS, Case, public_samples, workplace
 from fleetbed.emulator.limits import clean_leftovers
 from fleetbed.emulator.machine import interpreter
 from fleetbed.emulator.machine.calibration import THREAD_VARIABLES
@@ -51,8 +52,8 @@ Made by `fleetbed models check-memory --out docs/memory-prediction.md`.
 Predicted is the peak of the memory that a client's process adds after its fork while it trains, as computed by
 `models/cost/predict.py` from the work that the method declares.
 Measured is the most that the kernel charged to the memory group of a client's process, forked from a warmed-up one,
-while it carried out a task of {steps} steps as in a run. With a method other than FedAvg it is the larger of the
-client's first two tasks: from the second one on, a client may have kept something. A negative error means that the
+while it carried out a task of {steps} steps as in a run. With a method other than FedAvg it is the largest in the
+client's first two rounds: from the second one on, a client may have kept something. A negative error means that the
 prediction was too low.
 
 {summary}.
@@ -135,11 +136,8 @@ def standard_cases(families: Sequence[str], batches: Sequence[int], *, every: bo
 
 
 def checked_methods() -> list[str]:
-    """The methods to check besides FedAvg and those that a family is made for.
-
-    InCo changes nothing on clients, and a method that needs samples of the server is not checked.
-    """
-    return [name for name in names() if name not in ("fedavg", "inco") and _family_for(name) is not None]
+    """The methods to check besides FedAvg. InCo changes nothing on clients."""
+    return [name for name in names() if name not in ("fedavg", "inco")]
 
 
 def method_cases(methods: Sequence[str], batches: Sequence[int]) -> Iterator[Case]:
@@ -149,27 +147,35 @@ def method_cases(methods: Sequence[str], batches: Sequence[int]) -> Iterator[Cas
     """
     batch = sorted(batches)[len(batches) // 2]
     for method in methods:
-        chosen = _family_for(method)
-        if chosen is None:
+        if method not in checked_methods():
             raise BadInput(
                 f"--method is {method}, which is not checked by itself; possible are {', '.join(checked_methods())}."
             )
+        chosen = _family_for(method)
         variant = chosen.variants[len(chosen.variants) // 2]
         for optimizer in (Optimizer(momentum=0.0), Optimizer(name="adam")):
             yield Case(chosen.name, variant, IMAGE, batch, optimizer, method)
 
 
-def _family_for(method: str) -> Family | None:
-    """The first of some families that the method can use; None if it can use none, or needs samples of the server."""
-    for name in METHOD_FAMILIES:
-        chosen = family(name)
-        clients = tuple(Client(number, variant, 1) for number, variant in enumerate(chosen.variants))
-        context = Context(seed=0, spec=IMAGE, family=chosen, clients=clients, training=Training(), rounds=1)
-        made = load_method(AlgorithmChoice(name=method), context, "--method")
+def _family_for(method: str) -> Family:
+    """The first family that the method can use, with all variants or else with one; one made for it comes first."""
+    names = (*(name for name, made_for in METHODS.items() if made_for == method), *METHOD_FAMILIES)
+    for chosen, together in product(map(family, names), (True, False)):
+        variants = chosen.variants if together else chosen.variants[:1]
+        context = Context(
+            seed=0,
+            spec=IMAGE,
+            family=chosen,
+            clients=tuple(Client(number, variant, 1) for number, variant in enumerate(variants)),
+            training=Training(),
+            rounds=1,
+            public=public_samples(IMAGE),
+        )
+        choice = AlgorithmChoice(name=method, params=PARAMS.get(method, {}))
         with contextlib.suppress(BadInput):
-            made.check()
-            return None if made.needs.public_samples else chosen
-    return None
+            load_method(choice, context, "--method").check()
+            return chosen
+    raise AssertionError(f"{method} can use none of these families")
 
 
 def compare_memory(case: Case, meter: Meter) -> MemoryResult:
@@ -180,7 +186,7 @@ def predict(case: Case) -> int:
     """The memory by which a run chooses a variant."""
     method = workplace(case, Path()).method
     assert method is not None
-    work = method.heaviest(method.setup(), case.client)
+    work = method.heaviest(method.setup(), case.clients[0])
     return cost(family(case.family), case.variant, case.spec, work, case.optimizer).memory_bytes
 
 
@@ -239,14 +245,20 @@ class Meter:
         method = workplace(case, Path(self._folder.name)).method
         assert method is not None
         state, kept, peak = method.setup(), None, 0
-        for number in range(1 if case.method in ("fedavg", *METHODS.values()) else 2):
-            task = Assignment(client=case.client, task=number, stage=method.needs.stages[0], round=number + 1)
-            sent = method.send(state, task)
-            order = Train(task=number, client=0, variant=case.variant, stage=task.stage, kept=kept, round=task.round)
+        rounds = 1 if case.method == "fedavg" else 2
+        for number, stage in enumerate(method.needs.stages * rounds):
+            first, *others = (
+                Assignment(client=client, task=number, stage=stage, round=1 + number // len(method.needs.stages))
+                for client in case.clients
+            )
+            sent = method.send(state, first)
+            order = Train(task=number, client=0, variant=case.variant, stage=stage, kept=kept, round=first.round)
             answer, message = self._carry_out(case, order, sent)
             assert answer.peak_bytes is not None
-            kept, peak = answer.keep, max(peak, answer.peak_bytes)
-            state = method.merge(state, [Arrival(assignment=task, sent=sent, message=message)]).state
+            kept, peak = answer.keep or kept, max(peak, answer.peak_bytes)
+            # the others answer as the first one did
+            arrivals = [Arrival(assignment=each, sent=sent, message=message) for each in (first, *others)]
+            state = method.foresee(state, arrivals)
         return peak
 
     def _carry_out(self, case: Case, order: Train, sent: Bundle) -> tuple[Trained, Bundle]:

@@ -19,6 +19,7 @@ from fleetbed.emulator.data import Dataset, Split
 from fleetbed.emulator.data.store import Meta
 from fleetbed.emulator.limits import Group, LimitPlan, best_limits
 from fleetbed.emulator.method.algorithm import Client, Context
+from fleetbed.emulator.method.context import PublicPool
 from fleetbed.emulator.processes.forking import die_with, keep_what_steps_free, ready_to_fork, run_in_fork, warm
 from fleetbed.emulator.processes.task_runner import TaskRunner
 from fleetbed.emulator.processes.worker import serve
@@ -27,6 +28,16 @@ from fleetbed.models.base import InputSpec
 from fleetbed.models.families.lookup import family
 from fleetbed.profiles.experiment import AlgorithmChoice, Optimizer, Training
 
+CLIENTS = 3  # a client may be sent something of others
+PUBLIC_SAMPLES = 64
+#: parameters under which the heaviest task comes soon and the public samples suffice
+PARAMS: dict[str, dict[str, int]] = {
+    "fedselect": {"every": 1},
+    "fedmd": {"public": PUBLIC_SAMPLES},
+    "fedet": {"public": PUBLIC_SAMPLES},
+    "fedhenn": {"rad": PUBLIC_SAMPLES},
+    "fedhenn_homo": {"rad": PUBLIC_SAMPLES},
+}
 STEPS = 4  # the optimiser's state exists from the second step on, and by then the allocator has settled
 
 
@@ -41,17 +52,22 @@ class Case(Struct, frozen=True):
     method: str = "fedavg"
 
     @property
-    def client(self) -> Client:
-        return Client(0, self.variant, STEPS * self.batch)
+    def clients(self) -> tuple[Client, ...]:
+        """The measured client, and others like it."""
+        return tuple(Client(number, self.variant, STEPS * self.batch) for number in range(CLIENTS))
+
+    @property
+    def algorithm(self) -> AlgorithmChoice:
+        return AlgorithmChoice(name=self.method, params=PARAMS.get(self.method, {}))
 
 
 def workplace(case: Case, folder: Path) -> TaskRunner:
-    """A run of one client, which keeps its files in this folder."""
-    rows = np.arange(case.client.samples)
+    """A run whose clients have the same samples, and keep their files in this folder."""
+    rows = np.arange(case.clients[0].samples)
     runner = TaskRunner(
         folder=folder,
         dataset=_dataset(case.spec, len(rows)),
-        split=Split(train=(rows,), test=(rows,), public=rows[:0]),
+        split=Split(train=(rows,) * CLIENTS, test=(rows,) * CLIENTS, public=rows[:0]),
         context=Context(
             seed=0,
             spec=case.spec,
@@ -59,10 +75,16 @@ def workplace(case: Case, folder: Path) -> TaskRunner:
             clients=(),
             training=Training(batch=case.batch, optimizer=case.optimizer),
             rounds=2,
+            most_clients=CLIENTS,
+            public=public_samples(case.spec),
         ),
-        algorithm=AlgorithmChoice(name=case.method),
+        algorithm=case.algorithm,
     )
-    return runner.enrol(Enrolment(clients=(case.client,), keep_heap=False))
+    return runner.enrol(Enrolment(clients=case.clients, keep_heap=False))
+
+
+def public_samples(spec: InputSpec) -> PublicPool:
+    return PublicPool(_dataset(spec, PUBLIC_SAMPLES), np.arange(PUBLIC_SAMPLES))
 
 
 def _dataset(spec: InputSpec, samples: int) -> Dataset:

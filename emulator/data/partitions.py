@@ -98,8 +98,16 @@ def partition(
             )
             for k, part in enumerate(train)
         ]
+    if settings.halved:
+        train = _halved(train, settings.halved, numpy_rng(seed, "partition", "halved"))
     _check_parts(train, test, settings)
     return Split(tuple(np.sort(part) for part in train), tuple(np.sort(part) for part in test), np.sort(public))
+
+
+def _halved(train: Sequence[Indices], share: float, rng: np.random.Generator) -> list[Indices]:
+    """The parts, of which a share, drawn at random, has lost half of its samples, drawn at random too."""
+    chosen = set(rng.permutation(len(train))[: round(share * len(train))].tolist())
+    return [rng.permutation(part)[: (len(part) + 1) // 2] if k in chosen else part for k, part in enumerate(train)]
 
 
 def _owners(values: Indices, most: int, clients: int, settings: Partition, rng: np.random.Generator) -> Indices:

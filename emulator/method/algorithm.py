@@ -96,6 +96,7 @@ class Context:
     rounds: int
     public: PublicData | None = None
     most_samples: int = 1_000_000_000  # of the client that has the most
+    most_clients: int = 1_000_000_000  # the size of the fleet, known before it is known which clients take part
     ratio: float = 1.0  # the part of the clients that takes part in a round
     alone: bool = False  # the experiment gives all clients the same variant
     drawn: Tensors | None = None  # the initial tensors of the family's largest variant, see `with_initial`

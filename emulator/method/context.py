@@ -56,5 +56,6 @@ def make_context(config: RunConfig, dataset: Dataset, split: Split, clients: Seq
         ratio=experiment.participation.ratio,
         public=PublicPool(dataset, split.public) if len(split.public) else None,
         most_samples=max(map(len, split.train), default=0),
+        most_clients=len(split.train),
         alone=len(fixed) == 1,
     )

@@ -115,9 +115,6 @@ class TaskRunner:
             order = Measure(task=0, variant=variant, kind="train", part=part, samples=samples, optimise=True)
             self._pass(order, model)()
 
-    def kept(self, name: str | None) -> Bundle | None:
-        return None if name is None else load_bundle(self.folder / name)
-
     def assignment(self, order: Train) -> Assignment:
         """The task as its method sees it."""
         client = Client(order.client, order.variant, len(self.split.train[order.client]))
@@ -128,7 +125,7 @@ class TaskRunner:
     ) -> tuple[Reply, LocalJob]:
         """Run the client's half of a task; `device` is where its tensors live while it trains."""
         assert self.method is not None, "a client was started before the clients were enrolled"
-        kept = self.kept(order.kept)
+        kept = None if order.kept is None else load_bundle(self.folder / order.kept, cached=False)
         indices = self.split.train[order.client]
         job = LocalJob(
             context=self.context,
@@ -153,7 +150,7 @@ class TaskRunner:
         if keep is None:
             return None
         name = kept_name(order.client, order.task)
-        save_bundle(self.folder / name, keep)
+        save_bundle(self.folder / name, keep, cached=False)
         return name
 
     def evaluate(self, order: Evaluate, message: Bundle) -> Evaluated:
@@ -162,7 +159,8 @@ class TaskRunner:
         extras = message.under(EXTRAS)
         own = {name: tensor for name, tensor in message.tensors.items() if not name.startswith(EXTRAS)}
         target = Target(name="", variant=order.variant, prefix=order.prefix, tensors=own)
-        tensors = target_tensors(target, self.context, self.kept(order.kept))
+        kept = None if order.kept is None else load_bundle(self.folder / order.kept)
+        tensors = target_tensors(target, self.context, kept)
         model = self.context.family.load(order.variant, self.context.spec, tensors, "the model to evaluate").eval()
         if order.recalibrate:
             recalibrate(model, all_inputs(self.dataset, self.split, order.batch))

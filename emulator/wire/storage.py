@@ -1,15 +1,24 @@
-"""Bundles on disk: safetensors with the scalars as JSON and a checksum; never pickle, never half-written."""
+"""Bundles on disk: safetensors with the scalars as JSON and a checksum; never pickle, never half-written.
+
+The kernel charges the page cache of a file to the memory group of the process that reads or writes it first, although
+those pages can be dropped at any time, and the memory that a device has available includes them. So what a client keeps
+goes past the cache (`cached=False`), and a client that reads it copies it into memory of its own, which counts.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import mmap
 import os
 import re
 import stat
 import zlib
 from collections.abc import Callable, Mapping
+from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,9 +40,15 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 HEADER_MULTIPLE = 8
+#: direct writes go in blocks of this size; smaller files are written as usual, their cache is negligible
+DIRECT_BYTES = 1 << 20
+#: the size of a direct write must be a multiple of the disk's sector
+SECTOR_BYTES = 4096
 #: the largest file, other than a bundle, that is read: a study or the partition of a large fleet is far smaller
 MOST_BYTES = 1 << 30
+Pieces = list[bytes | memoryview]
 _PART = re.compile(r"\.(.+)\.\d+\.part")
 
 
@@ -83,7 +98,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         raise
 
 
-def save_bundle(path: Path, bundle: Bundle) -> None:
+def save_bundle(path: Path, bundle: Bundle, *, cached: bool = True) -> None:
     for name, tensor in bundle.tensors.items():
         if tensor.dtype not in DTYPES:
             raise unsupported(name, tensor, DTYPES)
@@ -96,25 +111,58 @@ def save_bundle(path: Path, bundle: Bundle) -> None:
         about[name] = {"dtype": DTYPES[tensor.dtype], "shape": tuple(tensor.shape), "data_offsets": (start, end)}
     header = json.dumps(about).encode()
     header += b" " * (-len(header) % HEADER_MULTIPLE)
-    content: list[bytes | memoryview] = [len(header).to_bytes(8, "little"), header, *buffers.values()]
-    write_atomically(path, lambda part: _write(part, content))
+    content: Pieces = [len(header).to_bytes(8, "little"), header, *buffers.values()]
+    write = _write if cached or end < DIRECT_BYTES else _write_directly
+    write_atomically(path, lambda part: write(part, content))
 
 
-def _write(path: Path, content: list[bytes | memoryview]) -> None:
+def _write_directly(path: Path, content: Pieces) -> None:
+    """Write past the page cache, where the file system can; a file system in memory cannot."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT, 0o666)
+        with open(fd, "wb", buffering=0) as file:
+            block = memoryview(mmap.mmap(-1, DIRECT_BYTES))  # aligned, as it has to be
+            filled = size = 0
+            for piece in content:
+                left = memoryview(piece)
+                while left:
+                    taken = min(len(left), DIRECT_BYTES - filled)
+                    block[filled : filled + taken] = left[:taken]
+                    left, filled, size = left[taken:], filled + taken, size + taken
+                    if filled == DIRECT_BYTES:
+                        _put(file, block)
+                        filled = 0
+            _put(file, block[: -(-filled // SECTOR_BYTES) * SECTOR_BYTES])
+            file.truncate(size)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        _write(path, content)
+
+
+def _write(path: Path, content: Pieces) -> None:
     with path.open("wb", buffering=0) as file:
         for piece in content:
-            left = memoryview(piece)
-            while left:
-                left = left[file.write(left) :]
+            _put(file, memoryview(piece))
 
 
-def load_bundle(path: Path) -> Bundle:
+def _put(file: FileIO, view: memoryview) -> None:
+    while view:
+        view = view[file.write(view) :]
+
+
+def load_bundle(path: Path, *, cached: bool = True) -> Bundle:
     check_run_file(path)
     try:
-        with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (SafetensorError, OSError) as error:
+        about, tensors = _mapped(path) if cached else _read_past_cache(path)
+    except (
+        SafetensorError,
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RuntimeError,
+    ) as error:  # torch's are RuntimeError
         raise Damaged(f"{path}: not a whole safetensors file ({error})") from error
     if "crc32" not in about and "checksum" in about:
         raise Damaged(f"{path}: written by an earlier version of fleetbed, whose checksum did not detect all damage")
@@ -123,6 +171,36 @@ def load_bundle(path: Path) -> Bundle:
     if about.get("crc32") != _crc32(values, tensors, buffers):
         raise Damaged(f"{path}: the checksum does not match, the file was changed or cut")
     return Bundle(tensors, json.loads(values))
+
+
+def _mapped(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    with safe_open(path, framework="pt") as file:
+        return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def _read_past_cache(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Read a file into memory of its own. Its pages leave the cache block by block, so that they never add up."""
+    with path.open("rb", buffering=0) as file:
+        total = os.fstat(file.fileno()).st_size
+        header_size = int.from_bytes(file.read(8), "little")
+        if header_size > total:
+            raise ValueError("it ends within its header")
+        header: dict[str, dict[str, Any]] = dict(json.loads(file.read(header_size)))
+        about = dict(header.pop("__metadata__"))
+        tensors = {}
+        for name, entry in header.items():
+            start, end = entry["data_offsets"]
+            if not 0 <= start <= end <= total - 8 - header_size:
+                raise ValueError(f"tensor {name!r} lies outside of it")
+            block = np.empty(end - start, np.uint8)
+            file.seek(8 + header_size + start)
+            for at in range(0, end - start, DIRECT_BYTES):
+                piece = block.data[at : at + DIRECT_BYTES]
+                if file.readinto(piece) != len(piece):
+                    raise ValueError(f"it ends within tensor {name!r}")
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            tensors[name] = torch.from_numpy(block).view(BY_NAME[entry["dtype"]]).reshape(entry["shape"])
+        return about, tensors
 
 
 def _memory(tensor: Tensor) -> memoryview:

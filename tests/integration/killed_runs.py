@@ -31,13 +31,13 @@ class KillIt(Observer):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def in_second_round(progress: Progress) -> bool:
-    """Whether one result of the second round has arrived and another has not."""
-    return progress.policy.round == 2 and {bool(task.outcome) for task in progress.tasks.values()} == {True, False}
+def in_third_round(progress: Progress) -> bool:
+    """Whether a result of the third round is still to come."""
+    return progress.policy.round == 3 and not all(task.outcome for task in progress.tasks.values())
 
 
 def start_and_be_killed(folder: Path, sets: tuple[str, ...]) -> None:
-    """Start a study in another process, which is killed in its second round."""
+    """Start a study in another process, which is killed in its third round."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fleetbed.emulator.run.study"])
     process = context.Process(target=_start, args=(folder, sets))
@@ -48,4 +48,4 @@ def start_and_be_killed(folder: Path, sets: tuple[str, ...]) -> None:
 
 def _start(folder: Path, sets: tuple[str, ...]) -> None:
     experiment = load_experiment("demo", (), sets)
-    start_study(experiment, folder, search=(), command="", observer=KillIt(in_second_round))
+    start_study(experiment, folder, search=(), command="", observer=KillIt(in_third_round))

@@ -27,7 +27,8 @@ def test_counts() -> None:
     assert "server" in DEVICES
     assert len(LINKS) == 15
     iot = {f"iot-{total}" for total in (10, 20, 50, 100, 200)}
-    assert set(FLEETS) == iot | {"demo", "gpu-edge", "phones", "small-boards", "smart-home-500", "tiny-iot"}
+    others = {"demo", "gpu-edge", "phones", "small-boards", "smart-home-500", "tiny-iot", "tiny-iot-outdoors"}
+    assert set(FLEETS) == iot | others
 
 
 @pytest.mark.parametrize("name", DEVICES)
@@ -87,6 +88,7 @@ def test_fleets() -> None:
         "small-boards": 8,
         "smart-home-500": 500,
         "tiny-iot": 20,
+        "tiny-iot-outdoors": 20,
     }
     assert sorted(kinds["demo"].values()) == [2, 2, 2, 2]
     for total in (10, 20, 50, 100, 200):
@@ -94,6 +96,7 @@ def test_fleets() -> None:
     assert kinds["phones"] == {"phone-low": 53, "phone-mid": 46, "phone-high": 1}
     assert all(kind.startswith("jetson") for kind in kinds["gpu-edge"])
     assert {client.device.trains_on for client in clients_of(load_fleet("demo"))} == {"cpu"}
+    assert kinds["tiny-iot-outdoors"] == kinds["tiny-iot"]  # on other links
 
 
 @pytest.mark.parametrize("name", sorted(available("experiment")))

@@ -284,6 +284,7 @@ class Bed:
             clients=tuple(Client(n, v, c) for n, (v, c) in enumerate(zip(self.variants, counts, strict=True))),
             training=self.training,
             rounds=self.rounds,
+            most_clients=len(self.variants),
             public=Pool(self.data, pool) if self.public else None,
         )
 
@@ -327,6 +328,31 @@ def bed_on(kind: str, optimizer: Optimizer = SGD, samples: int | Sequence[int] =
     return Bed(nets, variants, samples, training=training)
 
 
+def toy_depths(
+    *variants: str,
+    nets: type[Family] = ToyDepth,
+    optimizer: Optimizer = SGD,
+    samples: int | Sequence[int] = 24,
+    public: int = 0,
+    epochs: int = 1,
+) -> Bed:
+    """Clients whose models share their first blocks."""
+    training = Training(batch=8, epochs=epochs, optimizer=optimizer)
+    return Bed(nets(None), variants, samples, training=training, public=public)
+
+
+def small_resnets(family: str, *variants: str, steps: int = 1) -> Bed:
+    """Clients with the smallest models of a family of ResNets, and four samples each."""
+    training = Training(batch=4, max_steps=steps, optimizer=SGD)
+    return Bed(lookup.family(family, {"base_width": 4}), variants, 4, InputSpec((1, 8, 8), 3), training)
+
+
+def exit_logits() -> tuple[list[Tensor], Tensor]:
+    """The logits of three exits for four samples, and the labels."""
+    torch.manual_seed(5)
+    return [torch.randn(4, 3, requires_grad=True) for _ in range(3)], torch.tensor([0, 1, 2, 1])
+
+
 def without_class(bed: Bed, client: int, label: int) -> Bed:
     """The same, but this client has no sample of the class."""
     rows = bed.parts[client]
@@ -357,6 +383,17 @@ class Run:
     replies: list[list[Reply]] = field(default_factory=list)
     merged: list[Merged] = field(default_factory=list)
     task: int = 0
+
+
+def arrival(bed: Bed, number: int, message: Bundle, sent: Bundle | None = None) -> Arrival:
+    """A message of the client with this number."""
+    return Arrival(assignment=Assignment(client=bed.context.clients[number]), sent=sent or Bundle(), message=message)
+
+
+def arrivals_of(bed: Bed, so_far: Run, merge: int = 0) -> list[Arrival]:
+    """What came in for a merge in which all clients took part."""
+    pairs = zip(so_far.sent[merge], so_far.replies[merge], strict=True)
+    return [arrival(bed, number, reply.message, sent) for number, (sent, reply) in enumerate(pairs)]
 
 
 def run(

@@ -30,7 +30,7 @@ from fleetbed.models.families.lookup import family
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Training
 
-DEEP, LAST = "blocks.2.0.weight", "fc.bias"
+DEEP, LAST, COUNTER = "blocks.2.0.weight", "fc.bias", "num_batches_tracked"
 
 
 def test_a_layer_is_averaged_over_those_who_hold_it() -> None:
@@ -52,6 +52,25 @@ def test_weights_by_samples() -> None:
     after = method.merge(state, arrivals).state.tensors
     torch.testing.assert_close(after[LAST], state.tensors[LAST] + (10 * 1 + 30 * 2 + 60 * 6) / 100)
     torch.testing.assert_close(after[DEEP], state.tensors[DEEP] + 6.0)
+
+
+def test_noise_is_as_wide_as_the_change_times_its_level() -> None:
+    """A change of deviation 0.2 in all tensors; noise is on the 126 weights of two layers, not on statistics."""
+    bed = Bed(ToyDepth(None), ["one"])
+    state, draw = bed.method("heteroavg").setup(), torch.Generator().manual_seed(3)
+    came = {
+        n: t + 0.2 * torch.randn(t.shape, generator=draw) for n, t in state.tensors.items() if not n.endswith(COUNTER)
+    }
+    message = Bundle({**state.tensors, **came})
+    arrival = Arrival(assignment=Assignment(client=bed.context.clients[0]), sent=state, message=message)
+    methods = [bed.method("heteroavg", delta_noise=level) for level in (0.0, 1.5, 1.5)]
+    plain, noisy, again = (method.merge(state, [arrival]).state.tensors for method in methods)
+    noise = torch.cat([(noisy[n] - plain[n]).flatten() for n in ("stem.1.weight", "blocks.0.0.weight")])
+    assert len(noise) == 126
+    assert float(noise.std()) == pytest.approx(1.5 * 0.2, rel=0.25)
+    assert equal(noisy, again)
+    for statistic in ("stem.2.running_mean", "stem.2.running_var"):
+        assert torch.equal(noisy[statistic], plain[statistic])
 
 
 def test_what_nobody_held_stays_the_same_tensor() -> None:

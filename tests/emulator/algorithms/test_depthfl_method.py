@@ -15,9 +15,11 @@ from algorithm_harness import (
     accuracy,
     advance,
     equal,
+    exit_logits,
     resumed,
     run,
     same,
+    small_resnets,
     trained,
     weights,
     wire_sizes,
@@ -45,20 +47,10 @@ def toy(variants: list[str] | None = None, **more: Any) -> Bed:
     return Bed(ToyExits(None), variants or MIXED, **more)
 
 
-def depths(*variants: str) -> Bed:
-    nets = family("resnet-depth", {"base_width": 4})
-    return Bed(nets, variants, samples=4, spec=SMALL, training=Training(batch=4, max_steps=1, optimizer=SGD))
-
-
 def loss_of(round_: int, exits: list[Tensor], y: Tensor, **params: Any) -> Tensor:
     method = toy().method("depthfl", **params)
     assert isinstance(method, Method)
     return method.loss(round_, exits, y)
-
-
-def logits() -> tuple[list[Tensor], Tensor]:
-    torch.manual_seed(5)
-    return [torch.randn(4, 3, requires_grad=True) for _ in range(3)], torch.tensor([0, 1, 2, 1])
 
 
 # what it reduces to
@@ -99,7 +91,7 @@ def test_the_weight_of_the_others_grows() -> None:
 
 
 def test_the_loss_by_hand() -> None:
-    exits, y = logits()
+    exits, y = exit_logits()
     exits = [o.detach() for o in exits]
     ce = sum(float(F.cross_entropy(o, y)) for o in exits)
     p = [torch.softmax(o, 1) for o in exits]
@@ -111,7 +103,7 @@ def test_the_loss_by_hand() -> None:
 
 
 def test_an_exit_learns_from_the_others_but_does_not_teach_by_its_gradient() -> None:
-    exits, y = logits()
+    exits, y = exit_logits()
     loss_of(301, exits, y).backward()
     own = exits[0].detach().clone().requires_grad_()
     others = [torch.softmax(o.detach(), 1) for o in exits[1:]]
@@ -210,7 +202,7 @@ def test_a_late_result_and_its_correction_are_weighed_alike() -> None:
 
 @pytest.mark.parametrize("alpha", [None, 0.1])
 def test_the_messages_are_those_of_the_formula(alpha: float | None) -> None:
-    bed = depths("depth1", "depth3", "depth4")
+    bed = small_resnets("resnet-depth", "depth1", "depth3", "depth4")
     method = bed.method("depthfl", alpha=alpha)
     so_far = run(bed, method, 2)
     for client, sent, reply in zip(bed.context.clients, so_far.sent[1], so_far.replies[1], strict=True):
@@ -285,7 +277,7 @@ def test_it_learns_and_repeats(params: dict[str, Any]) -> None:
 
 
 def test_inco_over_it_leaves_exits_alone() -> None:
-    bed = depths("depth2", "depth4")
+    bed = small_resnets("resnet-depth", "depth2", "depth4")
     plain, crossed = run(bed, bed.method("depthfl")), run(bed, bed.method("inco", base="depthfl"))
     assert all(same(a.message, b.message) for a, b in zip(plain.replies[0], crossed.replies[0], strict=True))
     moved = {n for n, t in plain.state.tensors.items() if not torch.equal(t, crossed.state.tensors[n])}

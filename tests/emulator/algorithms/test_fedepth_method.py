@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from algorithm_harness import (
@@ -15,6 +17,8 @@ from algorithm_harness import (
     resumed,
     run,
     same,
+    small_resnets,
+    toy_depths,
     trained,
     weights,
     wire_sizes,
@@ -35,16 +39,7 @@ from fleetbed.profiles.resolve import load_device, load_link
 DECAYED = Optimizer(lr=0.05, momentum=0.9, weight_decay=0.1)
 CIFAR = InputSpec((3, 32, 32), 10)
 MIB = 1 << 20
-
-
-def toy(*variants: str, optimizer: Optimizer = SGD, samples: int = 24, epochs: int = 1) -> Bed:
-    training = Training(batch=8, epochs=epochs, optimizer=optimizer)
-    return Bed(ToySegments(None), variants, samples=samples, training=training)
-
-
-def resnets(*variants: str) -> Bed:
-    nets = family("resnet-segment", {"base_width": 4})
-    return Bed(nets, variants, samples=4, spec=InputSpec((1, 8, 8), 3), training=Training(batch=4, optimizer=SGD))
+toy = partial(toy_depths, nets=ToySegments)
 
 
 # what it reduces to
@@ -61,7 +56,7 @@ def test_in_one_segment_it_is_fedavg(weighting: str, optimizer: Optimizer) -> No
 
 
 def test_a_resnet_in_one_segment_is_heteroavg() -> None:
-    bed = resnets("resnet26-in-1", "resnet26-in-1")
+    bed = small_resnets("resnet-segment", "resnet26-in-1", "resnet26-in-1")
     assert same(run(bed, bed.method("fedepth")).state, run(bed, bed.method("heteroavg")).state)
 
 
@@ -123,7 +118,7 @@ def test_the_declared_work_is_a_phase_for_each_segment() -> None:
 
 
 def test_the_messages_are_whole_models() -> None:
-    bed = resnets("resnet26-in-12", "resnet26-in-3")
+    bed = small_resnets("resnet-segment", "resnet26-in-12", "resnet26-in-3")
     method = bed.method("fedepth")
     so_far = run(bed, method)
     p, b, counters = wire_sizes(bed, "resnet26-in-12")
@@ -244,7 +239,7 @@ def test_it_learns_and_repeats() -> None:
 
 
 def test_inco_over_it_changes_merges_alone() -> None:
-    bed = resnets("resnet26-in-6", "resnet26-in-1")
+    bed = small_resnets("resnet-segment", "resnet26-in-6", "resnet26-in-1")
     plain, crossed = run(bed, bed.method("fedepth")), run(bed, bed.method("inco", base="fedepth"))
     assert all(same(a.message, b.message) for a, b in zip(plain.replies[0], crossed.replies[0], strict=True))
     moved = {n for n, t in plain.state.tensors.items() if not torch.equal(t, crossed.state.tensors[n])}

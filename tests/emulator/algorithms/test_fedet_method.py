@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -15,11 +16,13 @@ from algorithm_harness import (
     ToyWidth,
     accuracy,
     advance,
+    arrivals_of,
     equal,
     frozen,
     run,
     same,
     server_flops,
+    toy_depths,
     weights,
     wire_sizes,
     without_class,
@@ -27,24 +30,14 @@ from algorithm_harness import (
 from torch.nn import functional as F
 
 from fleetbed.emulator.algorithms.fedet import divergence, votes
-from fleetbed.emulator.method.algorithm import ALL_POLICIES, Arrival, Assignment, Client
+from fleetbed.emulator.method.algorithm import ALL_POLICIES, Assignment, Client
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.randomness import derive, torch_rng
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Training
 
 SMALL = {"public": 20, "server_steps": 3, "server_batch": 8}
-
-
-def depths(family: type = ToyDepth) -> Bed:
-    return Bed(family(None), ["one", "two"], public=30)
-
-
-def arrivals(bed: Bed, so_far: object, merge: int = 0) -> list[Arrival]:
-    return [
-        Arrival(assignment=Assignment(client=client), sent=sent, message=reply.message)
-        for client, sent, reply in zip(bed.context.clients, so_far.sent[merge], so_far.replies[merge], strict=True)
-    ]
+depths = partial(toy_depths, "one", "two", public=30)
 
 
 def test_votes_by_hand() -> None:
@@ -86,7 +79,7 @@ def test_bytes_are_those_of_heteroavg() -> None:
 
 
 def test_without_server_steps_it_is_heteroavg() -> None:
-    bed = depths(ToyDropout)
+    bed = depths(nets=ToyDropout)
     plain = run(bed, bed.method("heteroavg"), 3)
     without = run(bed, bed.method("fedet", public=20, server_steps=0), 3)
     assert equal(weights(without.state), weights(plain.state))
@@ -139,14 +132,14 @@ def test_the_server_trains_by_its_equations(aggregation: str) -> None:
 def test_a_lone_arrival_teaches_the_server_its_own_answers() -> None:
     bed = depths()
     method = bed.method("fedet", **SMALL, **{"lambda": 0})
-    merged = method.merge(method.setup(), arrivals(bed, run(bed, method))[:1])
+    merged = method.merge(method.setup(), arrivals_of(bed, run(bed, method))[:1])
     assert merged.metrics["disagreement"] == 0
 
 
 def test_a_merge_is_seeded_by_its_number() -> None:
-    bed = depths(ToyDropout)
+    bed = depths(nets=ToyDropout)
     method = bed.method("fedet", **SMALL, server_variant="two")
-    came, state = arrivals(bed, run(bed, method)), method.setup()
+    came, state = arrivals_of(bed, run(bed, method)), method.setup()
     torch.manual_seed(1)
     first = method.merge(state, came)
     torch.manual_seed(2)
@@ -160,7 +153,7 @@ def test_a_merge_is_seeded_by_its_number() -> None:
 def test_the_server_pays_for_votes_and_training() -> None:
     bed = depths()
     method = bed.method("fedet", **SMALL)
-    came = arrivals(bed, run(bed, method))
+    came = arrivals_of(bed, run(bed, method))
     mean = bed.method("heteroavg").server_work(method.setup(), came).flops
     extra = server_flops(bed, method.server_work(method.setup(), came)) - mean
     stem, block, head = 2 * 16 * 6, 2 * 6 * 5, 2 * 5 * 3

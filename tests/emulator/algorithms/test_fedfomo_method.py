@@ -324,10 +324,12 @@ def test_bytes_and_work() -> None:
     client = bed.context.clients[0]
     work = method.work(so_far.state, Assignment(client=client))
     assert (work.bytes_down, work.bytes_up) == (2 * size, size + 8)
-    assert (work.steps, work.batch, work.held_models, work.held_values) == (3, 8, 4, 0)
+    assert (work.steps, work.batch, work.held_models, work.held_values) == (3, 8, 5, 0)
     assert work.once == (Pass("forward", "all", 4 * 6),)  # b, the own model and two others, 6 samples each
     assert method.heaviest(method.setup(), client) == work
-    assert fomo(bed, models=9).heaviest(method.setup(), client).held_models == 3 + 2  # there are no more others
+    assert fomo(bed, models=9).heaviest(method.setup(), client).held_models == 3 + 3  # there are no more others
+    unchosen = Method(method.params, replace(bed.context, clients=bed.context.clients[:1]))  # one for each variant
+    assert unchosen.heaviest(unchosen.setup(), client) == work
 
 
 def test_the_declared_passes_are_those_that_are_made(monkeypatch: pytest.MonkeyPatch) -> None:

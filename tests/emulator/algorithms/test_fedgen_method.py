@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import exp
 
 import pytest
 import torch
 from algorithm_harness import (
     ADAM,
-    SGD,
     SPEC,
     Bed,
     ToyDepth,
@@ -17,11 +17,13 @@ from algorithm_harness import (
     ToyWidth,
     accuracy,
     advance,
+    arrivals_of,
     equal,
     frozen,
     run,
     same,
     server_flops,
+    toy_depths,
     weights,
     wire_sizes,
     without_class,
@@ -29,7 +31,7 @@ from algorithm_harness import (
 from torch.nn import functional as F
 
 from fleetbed.emulator.algorithms.fedgen import Generator, diversity, label_shares
-from fleetbed.emulator.method.algorithm import ALL_POLICIES, Arrival, Assignment, Client
+from fleetbed.emulator.method.algorithm import ALL_POLICIES, Assignment, Client
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.models.work import Pass
 from fleetbed.profiles.errors import BadInput
@@ -38,17 +40,7 @@ from fleetbed.profiles.experiment import Optimizer, Training
 SMALL = {"noise": 4, "hidden": 7, "gen_batch": 6, "server_steps": 3, "server_batch": 5}
 #: of that generator: noise and 3 classes to 7, batch norm's two parameters, 7 to 5 features
 P_G = (4 + 3) * 7 + 3 * 7 + 7 * 5 + 5
-
-
-def depths(family: type = ToyDepth, optimizer: Optimizer = SGD, **more: int) -> Bed:
-    return Bed(family(None), ["one", "three"], training=Training(batch=8, optimizer=optimizer, **more))
-
-
-def arrivals(bed: Bed, so_far: object, merge: int = 0) -> list[Arrival]:
-    return [
-        Arrival(assignment=Assignment(client=client), sent=sent, message=reply.message)
-        for client, sent, reply in zip(bed.context.clients, so_far.sent[merge], so_far.replies[merge], strict=True)
-    ]
+depths = partial(toy_depths, "one", "three")
 
 
 def test_the_generator_has_as_many_values_as_the_papers() -> None:
@@ -77,7 +69,7 @@ def test_bytes_are_a_model_each_way_the_generator_down_and_the_counts_up() -> No
 
 @pytest.mark.parametrize("params", [{"alpha": 0, "beta": 0}, {"alpha": 0, "latent": False}])
 def test_without_alpha_and_beta_it_is_heteroavg(params: dict[str, object]) -> None:
-    bed = depths(ToyDropout)
+    bed = depths(nets=ToyDropout)
     plain, without = run(bed, bed.method("heteroavg"), 3), run(bed, bed.method("fedgen", **params), 3)
     assert same(without.state, plain.state)
     assert [b.nbytes() for b in without.sent[2]] == [b.nbytes() for b in plain.sent[2]]
@@ -199,7 +191,7 @@ def test_the_generator_learns_and_the_classifiers_do_not() -> None:
     method = bed.method("fedgen", **SMALL)
     so_far = run(bed, method)
     before = [frozen(reply.message) for reply in so_far.replies[0]]
-    came = arrivals(bed, so_far)
+    came = arrivals_of(bed, so_far)
     merged = method.merge(method.setup(), came)
     assert all(same(a.message, was) for a, was in zip(came, before, strict=True))
     assert not equal(merged.state.under("generator/"), method.setup().under("generator/"))
@@ -212,7 +204,7 @@ def test_the_generator_learns_and_the_classifiers_do_not() -> None:
 def test_a_merge_is_seeded_by_its_number() -> None:
     bed = depths()
     method = bed.method("fedgen", **SMALL)
-    came, state = arrivals(bed, run(bed, method)), method.setup()
+    came, state = arrivals_of(bed, run(bed, method)), method.setup()
     torch.manual_seed(1)
     first = method.merge(state, came)
     torch.manual_seed(2)
@@ -224,7 +216,7 @@ def test_a_merge_is_seeded_by_its_number() -> None:
 def test_the_server_pays_for_the_generator() -> None:
     bed = depths()
     method, plain = bed.method("fedgen", **SMALL), bed.method("heteroavg")
-    came = arrivals(bed, run(bed, method))
+    came = arrivals_of(bed, run(bed, method))
     extra = server_flops(bed, method.server_work(method.setup(), came)) - plain.server_work(method.setup(), came).flops
     assert extra == 3 * 5 * (6 * (P_G + 14) + 4 * 2 * 5 * 3)
 

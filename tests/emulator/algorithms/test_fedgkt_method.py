@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,11 +17,13 @@ from algorithm_harness import (
     ToyDropout,
     ToyWidth,
     advance,
+    arrival,
     equal,
     frozen,
     run,
     same,
     server_flops,
+    toy_depths,
     without_class,
 )
 from torch.nn import functional as F
@@ -35,10 +38,7 @@ from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Training
 
 S = 6  # values of a sample at the first cut
-
-
-def depths(family: type = ToyDepth, samples: int | list[int] = 24, **more: object) -> Bed:
-    return Bed(family(None), ["one", "two"], samples=samples, training=Training(batch=8, **{"optimizer": SGD, **more}))
+depths = partial(toy_depths, "one", "two")
 
 
 def kl(teacher: torch.Tensor, logits: torch.Tensor, t: float) -> torch.Tensor:
@@ -132,7 +132,7 @@ def test_logits_are_matched_by_sample_whatever_the_stored_order() -> None:
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAM])
 def test_alpha_zero_is_private(optimizer: object) -> None:
-    bed = depths(ToyDropout, optimizer=optimizer)
+    bed = depths(nets=ToyDropout, optimizer=optimizer)
     private = run(bed, bed.method("private", keep_optimizer=True), 3)
     alone = run(bed, bed.method("fedgkt", alpha=0, server_epochs=1), 3)
     taught = run(bed, bed.method("fedgkt", server_epochs=1), 3)
@@ -199,11 +199,11 @@ def test_logits_of_absent_clients_wait_for_their_next_turn() -> None:
 
 
 def test_a_merge_is_seeded_by_its_number_and_not_by_the_order_of_arrivals() -> None:
-    bed = depths(ToyDropout)
+    bed = depths(nets=ToyDropout)
     method = bed.method("fedgkt", server_epochs=1, server_variant="one")  # its first block has dropout
     so_far = run(bed, method)
     arrivals = [
-        arrival(bed, n, sent, reply.message)
+        arrival(bed, n, reply.message, sent)
         for n, (sent, reply) in enumerate(zip(so_far.sent[0], so_far.replies[0], strict=True))
     ]
     state = method.setup()
@@ -215,12 +215,6 @@ def test_a_merge_is_seeded_by_its_number_and_not_by_the_order_of_arrivals() -> N
     assert torch.equal(torch.get_rng_state(), before)
     later = replace(frozen(state), values={"merges": 1})
     assert not equal(method.merge(later, arrivals).state.under("net/"), first.state.under("net/"))
-
-
-def arrival(bed: Bed, number: int, sent: Bundle, message: Bundle) -> object:
-    from fleetbed.emulator.method.algorithm import Arrival
-
-    return Arrival(assignment=Assignment(client=bed.context.clients[number]), sent=sent, message=message)
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 9])
@@ -253,7 +247,7 @@ def test_the_server_pays_for_its_training() -> None:
     bed = depths(samples=[24, 16])
     method = bed.method("fedgkt", server_epochs=3, server_variant="one")
     so_far = run(bed, method)
-    arrivals = [arrival(bed, n, Bundle(), so_far.replies[0][n].message) for n in (0, 1)]
+    arrivals = [arrival(bed, n, so_far.replies[0][n].message) for n in (0, 1)]
     steps = 3 * (24 + 16) // 8
     first, last = 2 * 6 * 5, 2 * 5 * 3  # FLOPs of a sample: the first layer behind the cut, and the classifier
     wanted = steps * 8 * (2 * first + 2 * last)  # nothing goes back into what came from elsewhere

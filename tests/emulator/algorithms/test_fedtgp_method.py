@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,10 +15,12 @@ from algorithm_harness import (
     ToyStrangers,
     accuracy,
     advance,
+    arrival,
     frozen,
     run,
     same,
     server_flops,
+    toy_depths,
     without_class,
 )
 from torch.nn import functional as F
@@ -28,19 +31,15 @@ from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.models.base import InputSpec
 from fleetbed.models.work import Pass
 from fleetbed.profiles.errors import BadInput
-from fleetbed.profiles.experiment import Optimizer, Training
+from fleetbed.profiles.experiment import Optimizer
 
 PLAIN = Optimizer(lr=0.05, momentum=0.0)
-
-
-def depths(**more: int) -> Bed:
-    return Bed(ToyDepth(None), ["one", "three"], training=Training(batch=8, optimizer=PLAIN, **more))
+depths = partial(toy_depths, "one", "three", optimizer=PLAIN)
 
 
 def upload(bed: Bed, number: int, rows: dict[int, list[float]]) -> Arrival:
     vectors = torch.tensor([*rows.values()])
-    message = Bundle({"class": torch.tensor([*rows], dtype=torch.int32), "prototypes": vectors})
-    return Arrival(assignment=Assignment(client=bed.context.clients[number]), sent=Bundle(), message=message)
+    return arrival(bed, number, Bundle({"class": torch.tensor([*rows], dtype=torch.int32), "prototypes": vectors}))
 
 
 @pytest.mark.parametrize("classes", [3, 10])

@@ -14,9 +14,11 @@ from algorithm_harness import (
     accuracy,
     advance,
     equal,
+    exit_logits,
     resumed,
     run,
     same,
+    small_resnets,
     trained,
 )
 from torch import Tensor
@@ -40,11 +42,6 @@ def toy(variants: list[str] | None = None, **more: Any) -> Bed:
     return Bed(ToyExits(None), variants or MIXED, **more)
 
 
-def levels(*variants: str, steps: int = 1) -> Bed:
-    nets = family("resnet-exit", {"base_width": 4})
-    return Bed(nets, variants, samples=4, spec=SMALL, training=Training(batch=4, max_steps=steps, optimizer=SGD))
-
-
 def loss_of(bed: Bed, round_: int, exits: list[Tensor], y: Tensor, **params: Any) -> Tensor:
     method = bed.method("scalefl", **params)
     assert isinstance(method, Method)
@@ -65,7 +62,7 @@ def test_with_one_exit_it_is_heteroavg(optimizer: Optimizer) -> None:
 
 
 def test_the_first_level_alone_is_heteroavg() -> None:
-    bed = levels("level1", "level1")
+    bed = small_resnets("resnet-exit", "level1", "level1")
     plain = run(bed, bed.method("heteroavg"), 2).state
     assert same(run(bed, bed.method("scalefl", statistics="averaged"), 2).state, plain)
 
@@ -89,20 +86,15 @@ def test_the_divergence_begins_after_a_part_of_the_rounds() -> None:
 # the loss
 
 
-def logits() -> tuple[list[Tensor], Tensor]:
-    torch.manual_seed(5)
-    return [torch.randn(4, 3, requires_grad=True) for _ in range(3)], torch.tensor([0, 1, 2, 1])
-
-
 def test_exits_count_by_their_number() -> None:
-    exits, y = logits()
+    exits, y = exit_logits()
     ce = [F.cross_entropy(o, y) for o in exits]
     torch.testing.assert_close(loss_of(toy(), 1, exits, y), ce[0] / 6 + ce[1] / 3 + ce[2] / 2)
     torch.testing.assert_close(loss_of(toy(), 1, exits[:2], y), ce[0] / 3 + 2 * ce[1] / 3)
 
 
 def test_the_divergence_by_hand() -> None:
-    exits, y = logits()
+    exits, y = exit_logits()
     ce = [float(F.cross_entropy(o.detach(), y)) for o in exits]
     p = [torch.softmax(o.detach() / 2, 1) for o in exits]
     kl = [float((p[2] * (p[2] / q).log()).sum()) for q in p[:2]]
@@ -114,7 +106,7 @@ def test_the_divergence_by_hand() -> None:
 
 def test_the_teacher_learns_from_the_divergence_only_if_it_may() -> None:
     for detach in (True, False):
-        exits, y = logits()
+        exits, y = exit_logits()
         loss_of(toy(), 5, exits, y, gamma=1.0, detach=detach).backward()
         alone = exits[2].detach().clone().requires_grad_()
         (F.cross_entropy(alone, y) / 2).backward()
@@ -125,7 +117,7 @@ def test_the_teacher_learns_from_the_divergence_only_if_it_may() -> None:
 
 
 def test_a_level_never_touches_what_lies_behind_its_exit() -> None:
-    bed = levels("level1", "level3", "level4")
+    bed = small_resnets("resnet-exit", "level1", "level3", "level4")
     method = bed.method("scalefl")
     first, so_far = method.setup().tensors, run(bed, method, 2, sampled=[[0], [0]])
     held = bed.family.index("level1", SMALL)
@@ -143,7 +135,7 @@ def test_a_level_never_touches_what_lies_behind_its_exit() -> None:
 
 def test_every_element_is_the_mean_over_the_levels_that_hold_it() -> None:
     """Level 1 has 11 of the 16 channels of stage 3, level 3 has 12."""
-    bed = levels("level1", "level3", "level4")
+    bed = small_resnets("resnet-exit", "level1", "level3", "level4")
     method = bed.method("scalefl")
     state = method.setup()
     arrivals = [trained(method, state, c, by) for c, by in zip(bed.context.clients, (1.0, 2.0, 6.0), strict=True)]
@@ -178,7 +170,7 @@ def test_the_messages_are_those_of_the_formula() -> None:
 
 
 def test_replies_are_as_large_as_messages_and_nothing_is_kept() -> None:
-    bed = levels("level1", "level4")
+    bed = small_resnets("resnet-exit", "level1", "level4")
     so_far = run(bed, bed.method("scalefl"))
     assert [r.message.nbytes() for r in so_far.replies[0]] == [sent.nbytes() for sent in so_far.sent[0]]
     assert so_far.kept == {}
@@ -201,7 +193,7 @@ def test_a_family_without_exits_is_refused() -> None:
 
 
 def test_the_first_message_is_a_part_of_the_largest_levels_draw() -> None:
-    bed = levels("level2", "level4")
+    bed = small_resnets("resnet-exit", "level2", "level4")
     method = bed.method("scalefl")
     for client in bed.context.clients:
         sent = method.send(method.setup(), Assignment(client=client)).tensors
@@ -229,7 +221,7 @@ def test_a_late_result_counts_by_what_it_changed() -> None:
 
 
 def test_a_client_steps_down_in_the_middle() -> None:
-    bed = levels("level4", "level4")
+    bed = small_resnets("resnet-exit", "level4", "level4")
     method = bed.method("scalefl")
     so_far = run(bed, method)
     smaller = [Client(0, "level2", 4), bed.context.clients[1]]
@@ -262,7 +254,7 @@ def test_it_learns_and_repeats(statistics: str) -> None:
 
 
 def test_inco_over_it_leaves_exits_alone() -> None:
-    bed = levels("level2", "level4")
+    bed = small_resnets("resnet-exit", "level2", "level4")
     base, inco = bed.method("scalefl"), bed.method("inco", base="scalefl")
     plain, crossed = run(bed, base), run(bed, inco)
     assert inco.needs == base.needs

@@ -61,16 +61,20 @@ def test_standard_cases_are_the_ends_and_the_middle_of_each_family() -> None:
 
 def test_every_method_is_checked_on_a_family_that_it_goes_with() -> None:
     methods = checked_methods()
-    assert {"scaffold", "moon", "fedrep", "heterofl", "fedproto", "fd"} <= set(methods)
-    assert not {"fedavg", "inco", "fedhenn"} & set(methods)
+    assert {"scaffold", "moon", "fedrep", "heterofl", "fedproto", "fd", "fedmd", "fedhenn", "depthfl"} <= set(methods)
+    assert not {"fedavg", "inco"} & set(methods)
+    assert [case.family for case in method_cases(["fedmd", "depthfl"], [8])] == [
+        *["resnet-stage"] * 2,
+        *["resnet-depth"] * 2,
+    ]
     cases = list(method_cases(["scaffold", "heterofl"], [8, 16, 64]))
     assert [(case.method, case.family, case.batch) for case in cases] == [
         *[("scaffold", "resnet-stage", 16)] * 2,
         *[("heterofl", "resnet-width", 16)] * 2,
     ]
     assert "plain sgd" in MemoryResult(cases[0], MIB, MIB).cells
-    with pytest.raises(BadInput, match="--method is fedhenn, which is not checked by itself; possible are"):
-        list(method_cases(["fedhenn"], [8]))
+    with pytest.raises(BadInput, match="--method is inco, which is not checked by itself; possible are"):
+        list(method_cases(["inco"], [8]))
 
 
 def test_what_a_method_declares_is_predicted() -> None:

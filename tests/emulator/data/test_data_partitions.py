@@ -47,6 +47,19 @@ def test_every_training_sample_belongs_to_exactly_one(kind: str, clients: int, p
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_share_of_the_clients_may_lose_half_of_its_data(kind: str) -> None:
+    whole, found = split(kind=kind), split(kind=kind, halved=0.3)
+    lost = [k for k in range(10) if found.train[k].tolist() != whole.train[k].tolist()]
+    assert len(lost) == 3
+    for k in lost:
+        assert set(found.train[k].tolist()) < set(whole.train[k].tolist())
+        assert len(found.train[k]) == -(-len(whole.train[k]) // 2)
+    assert [part.tolist() for part in found.test] == [part.tolist() for part in whole.test]
+    assert split(kind=kind, halved=0.3).to_json() == found.to_json()
+    assert split(kind=kind, halved=0).to_json() == whole.to_json()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_seed_decides(kind: str) -> None:
     one, again, other = split(seed=3, kind=kind), split(seed=3, kind=kind), split(seed=4, kind=kind)
     assert one.to_json() == again.to_json()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import mmap
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -31,11 +35,66 @@ def test_a_bundle_comes_back_as_it_was_stored(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("values", [1 << 18, (1 << 18) + 1, 3 * (1 << 18) - 1000])
+def test_what_goes_past_the_page_cache_is_the_same_and_not_in_it(tmp_path: Path, values: int) -> None:
+    """Whether a page of a file is in the cache is what `mincore` says of a mapping of it."""
+    bundle = Bundle({"a": torch.arange(values), "b": torch.ones(3, dtype=torch.bool)}, {"x": 1})
+    usual, direct = tmp_path / "usual.safetensors", tmp_path / "direct.safetensors"
+    save_bundle(usual, bundle)
+    assert cached_pages(usual) > 500
+    save_bundle(direct, bundle, cached=False)
+    if not direct_io(tmp_path):
+        pytest.skip("this file system has no direct I/O")
+    assert cached_pages(direct) == 0
+    assert direct.read_bytes() == usual.read_bytes()
+    found = load_bundle(direct, cached=False)
+    assert cached_pages(direct) == 0
+    assert torch.equal(found.tensors["a"], torch.arange(values))
+    assert found.values == {"x": 1}
+
+
+def cached_pages(path: Path) -> int:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE) as view:
+        size = len(view)
+        pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        address = np.frombuffer(view, np.uint8).ctypes.data
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), pages) == 0
+        return sum(page & 1 for page in pages)
+
+
+def direct_io(folder: Path) -> bool:
+    try:
+        os.close(os.open(folder / "try", os.O_WRONLY | os.O_CREAT | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
+
+
+def test_where_there_is_no_direct_io_a_bundle_is_written_as_usual(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file system refuses it, as one in memory may."""
+    opened = os.open
+
+    def without(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return opened(path, flags, mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", without)
+        save_bundle(tmp_path / "b.safetensors", Bundle({"a": torch.arange(1 << 18)}), cached=False)
+    assert torch.equal(load_bundle(tmp_path / "b.safetensors").tensors["a"], torch.arange(1 << 18))
+    assert [each.name for each in tmp_path.iterdir()] == ["b.safetensors"]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_kind_of_tensor_comes_back_from_disk_and_wire(tmp_path: Path, dtype: torch.dtype) -> None:
     bundle = Bundle({"t": torch.tensor([0, 1, 1]).to(dtype)})
     save_bundle(tmp_path / "b.safetensors", bundle)
-    for found in (load_bundle(tmp_path / "b.safetensors"), codec.unpack(codec.pack(bundle))):
+    path = tmp_path / "b.safetensors"
+    for found in (load_bundle(path), load_bundle(path, cached=False), codec.unpack(codec.pack(bundle))):
         assert found.tensors["t"].dtype == dtype
         assert torch.equal(found.tensors["t"], bundle.tensors["t"])
 
@@ -112,15 +171,16 @@ VICTIM = Bundle({"a": torch.arange(3000.0), "n": torch.arange(40).reshape(5, 8)}
 
 def assert_noticed_or_the_same(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    try:
-        found = load_bundle(path)
-    except Damaged:
-        return
-    assert found.values == VICTIM.values
-    assert found.tensors.keys() == VICTIM.tensors.keys()
-    for name, tensor in VICTIM.tensors.items():
-        assert found.tensors[name].dtype == tensor.dtype
-        assert torch.equal(found.tensors[name], tensor)
+    for cached in (True, False):
+        try:
+            found = load_bundle(path, cached=cached)
+        except Damaged:
+            continue
+        assert found.values == VICTIM.values
+        assert found.tensors.keys() == VICTIM.tensors.keys()
+        for name, tensor in VICTIM.tensors.items():
+            assert found.tensors[name].dtype == tensor.dtype
+            assert torch.equal(found.tensors[name], tensor)
 
 
 @pytest.fixture(scope="module")
