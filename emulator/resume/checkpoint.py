@@ -95,6 +95,16 @@ class Checkpoints:
         """Whether there is any checkpoint, whole or not."""
         return bool(self._versions())
 
+    def check_format(self) -> None:
+        """Refuse a run that another version began, before its settings are compared with those of today."""
+        for version in reversed(self._versions()):
+            try:
+                bundle = load_bundle(self._path(version))
+            except Damaged:
+                continue
+            _check_format(bundle, self._path(version))
+            return
+
     def load(self, rounds: int, check: Callable[[Checkpoint], str | None]) -> Loaded:
         """The newest checkpoint that a run of so many rounds can continue from, and what is wrong with newer ones.
 
@@ -165,13 +175,17 @@ class Checkpoints:
         return sorted(int(match[1]) for match in names if match is not None)
 
 
-def _read(path: Path, version: int) -> Checkpoint:
-    bundle = load_bundle(path)
+def _check_format(bundle: Bundle, path: Path) -> None:
     if (found := bundle.values.get("format", 1)) != FORMAT:
         raise Damaged(
             f"{path}: written by another fleetbed, as a checkpoint of format {found}, but fleetbed "
             f"{version_of('fleetbed')} reads format {FORMAT}: continue with the version that began the run"
         )
+
+
+def _read(path: Path, version: int) -> Checkpoint:
+    bundle = load_bundle(path)
+    _check_format(bundle, path)
 
     def get(kind: type, name: Any) -> Tensor | AnyPolicy:
         if kind is AnyPolicy:

@@ -23,6 +23,7 @@ from fleetbed.profiles.older import up_to_date
 
 def look_up(config: RunConfig, folder: Path, records: Records, search: Sequence[Path]) -> tuple[Layout, Loaded]:
     """Check that the run is still the same, and find the newest checkpoint that it can continue from."""
+    Checkpoints(folder).check_format()
     identity.check_same(str(folder), "versions", records.meta("versions"), identity.versions())
     try:
         before = msgspec.convert(up_to_date(records.meta("config")), RunConfig)

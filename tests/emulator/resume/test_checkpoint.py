@@ -227,3 +227,16 @@ def test_half_written_files_are_removed_and_strange_ones_are_not(tmp_path: Path)
     Checkpoints(tmp_path).clean([])
     assert not half.exists()
     assert strange.exists()
+
+
+def test_a_run_of_another_version_is_refused_before_anything_is_compared(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.check_format()  # a run without checkpoints is nobody's
+    checkpoints.save(checkpoint(progress(1)))
+    checkpoints.save(checkpoint(progress(2)))
+    checkpoints.check_format()
+    newest, older = sorted((tmp_path / "state").glob("checkpoint-*"), reverse=True)
+    newest.write_bytes(newest.read_bytes()[:-9])  # a damaged one says nothing about the version
+    rewrite(older, lambda b: Bundle(b.tensors, {**b.values, "format": 2}))
+    with pytest.raises(Damaged, match=r"as a checkpoint of format 2, .* continue with the version that began the run"):
+        checkpoints.check_format()
