@@ -289,7 +289,10 @@ def recorded_status(records: Records, folder: Path) -> Iterator[None]:
             path.write_text(error.trace)
             text = f"{text}; its traceback is in {path}"
         records.set_meta(status="failed", error=text, ended=now())
-        raise FleetbedError(f"{text}; fix it and continue with --resume; nothing that was merged is lost") from error
+        advice = "fix it and continue with --resume; nothing that was merged is lost"
+        if records.meta("files"):
+            advice = "correct it and start a new run, because a changed file is not resumed"
+        raise FleetbedError(f"{text}; {advice}") from error
     except FleetbedError as error:
         status = "empty" if isinstance(error, NothingMerged) else "failed"
         with contextlib.suppress(FleetbedError, sqlite3.Error):  # the records themselves may be what failed

@@ -78,7 +78,7 @@ def test_it_chooses_by_loss_and_is_recorded_and_reported(file: Path, tmp_path: P
     assert command("plot", "time", str(out), "--out", str(tmp_path / "figures")) == 0
 
 
-def test_a_hook_that_fails_ends_the_run_with_file_and_line_and_it_can_be_resumed(
+def test_a_hook_that_fails_ends_the_run_with_file_and_line_and_its_records_stay_whole(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flag = tmp_path / "flag"
@@ -87,7 +87,7 @@ def test_a_hook_that_fails_ends_the_run_with_file_and_line_and_it_can_be_resumed
     assert start(file, tmp_path / "out") == 1
     said = capsys.readouterr().err
     assert re.search(r"the policy my_policy failed in on_result at .*my_policy\.py:\d+: AssertionError", said)
-    assert "continue with --resume" in said
+    assert "correct it and start a new run" in said
     flag.touch()
     assert command("run", "--resume", str(tmp_path / "out")) == 0
 
