@@ -25,5 +25,5 @@ def main(grid: Grid, context: Context) -> None:
         initial_arrays=ArrayRecord(Net().state_dict()),
         train_config=ConfigRecord({"lr": context.run_config["learning-rate"]}),
         num_rounds=context.run_config["num-server-rounds"],
-        evaluate_fn=global_evaluate,
+        evaluate_fn=global_evaluate if context.run_config["server-evaluates"] else None,
     )

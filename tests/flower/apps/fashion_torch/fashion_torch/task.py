@@ -1,4 +1,4 @@
-"""fashion-torch: the model, the data and the loops; LeNet's shape on the data that fleetbed ships."""
+"""fashion-torch: the model, the data and the loops; on the data that fleetbed ships."""
 
 import torch
 import torch.nn as nn
@@ -9,15 +9,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Net(nn.Module):
-    """Two convolutions and three linear layers, as in the first tutorial of PyTorch."""
+    """Two convolutions and three linear layers, as in the first tutorial of PyTorch and in quickstart-pytorch."""
 
-    def __init__(self, channels=1, side=28):
+    def __init__(self):
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, 6, 5)
+        self.conv1 = nn.Conv2d(3, 6, 5)
         self.pool = nn.MaxPool2d(2, 2)
         self.conv2 = nn.Conv2d(6, 16, 5)
-        self.left = ((side - 4) // 2 - 4) // 2
-        self.fc1 = nn.Linear(16 * self.left * self.left, 120)
+        self.fc1 = nn.Linear(16 * 5 * 5, 120)
         self.fc2 = nn.Linear(120, 84)
         self.fc3 = nn.Linear(84, 10)
 
@@ -32,20 +31,21 @@ cache = {}
 
 
 def images(part):
-    """All images of a part, loaded once in a process."""
+    """All images of a part as 3 x 32 x 32, loaded once in a process."""
     if part not in cache:
         data = open_dataset(prepare_dataset(Data()))
         count = len(data.y_train if part == "train" else data.y_test)
-        cache[part] = data.batch(part, torch.arange(count).numpy(), None)
+        x, y = data.batch(part, torch.arange(count).numpy(), None)
+        cache[part] = F.pad(x, [2, 2, 2, 2]).expand(-1, 3, -1, -1), y
     return cache[part]
 
 
 def load_data(partition, partitions, samples, batch):
-    """A client's own training and test batches."""
+    """A client's own training batches, of so many samples, and its test batches, of a quarter more."""
     x, y = images("train")
-    mine = torch.arange(partition, len(y), partitions)[:samples]
-    cut = max(1, len(mine) * 4 // 5)
-    trainset, testset = TensorDataset(x[mine[:cut]], y[mine[:cut]]), TensorDataset(x[mine[cut:]], y[mine[cut:]])
+    mine = torch.arange(partition, len(y), partitions)[: samples * 5 // 4]
+    trainset = TensorDataset(x[mine[:samples]], y[mine[:samples]])
+    testset = TensorDataset(x[mine[samples:]], y[mine[samples:]])
     return DataLoader(trainset, batch_size=batch, shuffle=True), DataLoader(testset, batch_size=batch)
 
 
