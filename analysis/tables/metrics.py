@@ -45,7 +45,7 @@ def merge_metrics(run: Run) -> dict[str, list[MetricPoint]]:
     merges = {merge.version: merge for merge in run.rounds}
     name_of = _names(run)
     found: dict[str, list[MetricPoint]] = {}
-    for metric in run.metrics:
+    for metric in sorted(run.metrics, key=lambda metric: metric.version):  # a server's first figures are written late
         if metric.task is None and metric.value is not None and isfinite(metric.value):
             merge = merges.get(metric.version)
             end_s, number, stage = (merge.device_end_s, merge.round, merge.stage) if merge else (0.0, 0, "")
