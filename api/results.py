@@ -115,7 +115,8 @@ class Results:
         self.unstarted = tuple(unstarted)  # names of runs that have recorded nothing yet
 
     def __repr__(self) -> str:
-        return f"<fleetbed results of {len(self.runs)} runs in {plain(str(self.folder))}>"
+        count = f"{len(self.runs)} run{'s' * (len(self.runs) != 1)}"
+        return f"<fleetbed results of {count} in {plain(str(self.folder))}>"
 
     @property
     def finished(self) -> bool:
