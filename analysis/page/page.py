@@ -158,12 +158,18 @@ def _tile(head: str, figure: str, of: str) -> str:
 
 
 def _fleet_note(runs: Sequence[Run]) -> str:
-    chosen = (
-        "Every client trains the largest variant that fits its device."
-        if runs[0].config.experiment.flower is None
-        else "All clients run the code of the app: no model is chosen by the memory of a device, and a call that needs "
-        "more than its client has ends with the outcome oom."
-    )
+    experiment = runs[0].config.experiment
+    if experiment.flower is not None:
+        chosen = (
+            "All clients run the code of the app: no model is chosen by the memory of a device, and a call that needs "
+            "more than its client has ends with the outcome oom."
+        )
+    elif experiment.model.assign:
+        chosen = "The experiment assigns a variant to every client, whether it fits the device or not."
+    elif experiment.model.choose == "common":
+        chosen = "Every client trains the largest variant that fits its device under every method."
+    else:
+        chosen = "Every client trains the largest variant that fits its device."
     return f"{chosen} Memory is what the client's own process adds while it trains."
 
 

@@ -29,13 +29,13 @@ def cautions(series: Sequence[Series]) -> list[str]:
             f"Device times of {', '.join(degraded)} are degraded: the host was too slow for the plan "
             "(the 95th percentile of measured / planned compute time is above 1.05)."
         )
-    for run in runs:
-        disturbed = (run.about.calibration or {}).get("disturbed") or {}
-        if disturbed:
-            found.append(
-                f"{run.name} may have been paced too fast or too slowly: other processes disturbed the calibration "
-                f"of the host ({next(iter(disturbed.values()))})."
-            )
+    reasons = {run.name: (run.about.calibration or {}).get("disturbed") or {} for run in runs}
+    disturbed = {name: str(next(iter(why.values()))) for name, why in reasons.items() if why}
+    if disturbed:
+        found.append(
+            f"{', '.join(disturbed)} may have been paced too fast or too slowly: other processes disturbed the "
+            f"calibration of the host ({'; '.join(dict.fromkeys(disturbed.values()))})."
+        )
     return found
 
 

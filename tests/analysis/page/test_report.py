@@ -70,6 +70,22 @@ def test_the_page_shows_the_runs_and_their_limits(written: list[Path]) -> None:
         assert text in html, text
 
 
+@pytest.mark.parametrize(
+    ("model", "note"),
+    [
+        ({}, "the largest variant that fits its device. Memory"),
+        ({"choose": "common"}, "the largest variant that fits its device under every method. Memory"),
+        ({"assign": ("resnet10",)}, "assigns a variant to every client, whether it fits the device or not. Memory"),
+    ],
+)
+def test_the_page_says_how_variants_were_chosen(study: Path, model: dict[str, Any], note: str) -> None:
+    run = open_runs([study])[0]
+    experiment = run.config.experiment
+    changed = msgspec.structs.replace(experiment, model=msgspec.structs.replace(experiment.model, **model))
+    html = page(side_by_side([replace(run, config=msgspec.structs.replace(run.config, experiment=changed))], None, []))
+    assert note in html
+
+
 def test_limits_of_the_host_are_not_shown_as_limits_of_the_run(study: Path) -> None:
     run = open_run(study / "fedavg-sync-1")
     modelled = tuple(msgspec.structs.replace(c, status="modelled", backend="prediction", got=None) for c in run.caps)

@@ -179,3 +179,16 @@ def test_metrics_of_tasks_are_in_report_and_exports(tmp_path: Path) -> None:
 
 def test_a_sound_study_has_no_cautions(tmp_path: Path) -> None:
     assert cautions(series_of(open_runs([write_study(tmp_path, rounds=2)]))) == []
+
+
+def test_a_disturbed_calibration_is_one_caution_for_all_runs(tmp_path: Path) -> None:
+    runs = open_runs([write_study(tmp_path, ("fedavg", "fedin"), (1,), rounds=1)])
+    cores = {"fedavg-sync-1": "others kept 0.9 cores busy", "fedin-sync-1": "others kept 1.1 cores busy"}
+    disturbed = [
+        replace(run, meta={**run.meta, "calibration": {"disturbed": {"rate": cores[run.name]}}}) for run in runs
+    ]
+    assert [note for note in cautions(series_of(disturbed)) if "calibration" in note] == [
+        "fedavg-sync-1, fedin-sync-1 may have been paced too fast or too slowly: other processes disturbed the "
+        "calibration of the host (others kept 0.9 cores busy; others kept 1.1 cores busy)."
+    ]
+    assert not any("calibration" in note for note in cautions(series_of(runs)))
