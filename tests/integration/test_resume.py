@@ -323,19 +323,24 @@ def test_kills_at_random_moments(tmp_path: Path, sets: tuple[str, ...]) -> None:
     """Four whenever it happens, two with a checkpoint half written."""
     whole = results(study(tmp_path / "whole", *sets))
     draw = random.Random(len(sets))
-    folder = tmp_path / "killed"
+    folder, said = tmp_path / "killed", tmp_path / "said"
     begin = command("run", "demo", "--out", str(folder), sets=sets)
     table = []
     pids = []
+
+    def popen(life: list[str]) -> subprocess.Popen[bytes]:
+        with said.open("ab") as errors:
+            return subprocess.Popen(life, stderr=errors, stdout=subprocess.DEVNULL)
+
     for number in range(6):
         words = ["run", "--resume", str(folder)] if (folder / "study.json").exists() else begin
         if number % 3 == 2:
             life = [sys.executable, "-c", DOOMED, "checkpoint", str(draw.randint(1, 2)), *words]
-            broker = subprocess.Popen(life, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            broker = popen(life)
             moment = "in a checkpoint"
         else:
             life = [sys.executable, "-m", "fleetbed.cli.main", *words]
-            broker = subprocess.Popen(life, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            broker = popen(life)
             merges, wait_s = draw.randint(0, 2), draw.uniform(0.0, 1.5)
             moment = f"{wait_s:.2f} s after {merges} merges"
             until = _newest(folder) + merges
@@ -343,7 +348,7 @@ def test_kills_at_random_moments(tmp_path: Path, sets: tuple[str, ...]) -> None:
                 time.sleep(0.01)
             time.sleep(wait_s)
             broker.kill()
-        assert broker.wait() in (-signal.SIGKILL, 0)
+        assert broker.wait() in (-signal.SIGKILL, 0), said.read_text()[-1000:]
         pids.append(broker.pid)
         table.append((number + 1, moment, f"at merge {_newest(folder)}"))
     (found,) = resume_study(folder, Observer())
