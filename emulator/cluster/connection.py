@@ -10,16 +10,14 @@ import contextlib
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from fleetbed.emulator.cluster.guardian import guarded
+from fleetbed.emulator.cluster.guardian import guarded_folder
 from fleetbed.emulator.machine import host
 from fleetbed.profiles.errors import BadInput, HostCannot
 
@@ -71,7 +69,7 @@ def connected(address: str | None) -> Iterator[None]:
                 )
             yield
             return
-        folder = stack.enter_context(_session_folder()) if address is None else None
+        folder = stack.enter_context(guarded_folder(PREFIX)) if address is None else None
         stack.callback(ray.shutdown)  # before what is left of it is ended
         if folder is not None:
             _start(folder)
@@ -144,22 +142,6 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _session_folder() -> Iterator[Path]:
-    """Make a folder for the sockets and logs of Ray, and remove it, together with those that a crash of the host left.
-
-    It is below the folder for temporary files, because the path of a socket must be short.
-    """
-    above = Path(tempfile.gettempdir())
-    for left in above.glob(f"{PREFIX}*"):
-        owner = left.name.removeprefix(PREFIX).partition("-")[0]
-        if owner.isdecimal() and not Path("/proc", owner).exists():
-            shutil.rmtree(left, ignore_errors=True)  # another user's is not ours to remove
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")).resolve()
-    with guarded(folder):
-        yield folder
 
 
 @contextlib.contextmanager

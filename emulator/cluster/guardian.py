@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,22 @@ from fleetbed.emulator.machine import interpreter
 CLEAN_S = 5.0  # in which the processes must end by themselves
 PAUSE_S = 0.05
 LONGEST_S = 30.0  # a process may hang in the kernel
+
+
+@contextlib.contextmanager
+def guarded_folder(prefix: str) -> Iterator[Path]:
+    """Make a folder, guarded, and remove it at the end, together with those that a crash of the host has left.
+
+    It is below the folder for temporary files, because the path of a socket must be short. Its name has the prefix and
+    the id of this process.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        owner = left.name.removeprefix(prefix).partition("-")[0]
+        if owner.isdecimal() and not Path("/proc", owner).exists():
+            shutil.rmtree(left, ignore_errors=True)  # another user's is not ours to remove
+    folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-")).resolve()
+    with guarded(folder):
+        yield folder
 
 
 @contextlib.contextmanager

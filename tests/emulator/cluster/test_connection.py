@@ -112,7 +112,7 @@ def test_the_folder_of_a_killed_process_is_removed(tmp_path: Path, monkeypatch: 
     left, ours = (tmp_path / f"{connection.PREFIX}{pid}-x" for pid in (ended.pid, os.getpid()))
     left.mkdir()
     ours.mkdir()
-    with connection._session_folder() as folder:
+    with guardian.guarded_folder(connection.PREFIX) as folder:
         assert folder.parent == tmp_path
         assert not left.exists()
         assert ours.exists()
