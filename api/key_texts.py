@@ -22,7 +22,8 @@ TEXTS: dict[str, dict[str, str]] = {
         "timing": "Where durations come from.",
         "processes": (
             "resident: every client's process lives for the whole run; on-demand: a process per task, for large "
-            "fleets; inline: no processes and no limits, for tests."
+            "fleets; inline: no processes and no limits, for tests; ray: a process per task, on all nodes of a Ray "
+            "cluster."
         ),
         "rounds": "The number of rounds. `--resume DIR --set rounds=N` adds some.",
         "device_time_limit_s": "The run ends at this device time even if rounds are left.",

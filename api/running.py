@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fleetbed.profiles.errors import BadInput
-from fleetbed.profiles.experiment import Experiment, runs, settings_of
+from fleetbed.profiles.experiment import UNDISTURBED, Experiment, runs, settings_of
 from fleetbed.profiles.files import check_new
 from fleetbed.profiles.fleet import sizes
 from fleetbed.profiles.resolve import load_experiment, load_fleet, make_experiment, search_folders
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from fleetbed.emulator.engine.observer import Observer
     from fleetbed.emulator.run.study import Carrier
     from fleetbed.results import Results
-
-#: sources of time that other load on the host does not affect
-UNDISTURBED = ("modelled", "replay")
-
 
 Beside = Callable[[Path], contextlib.AbstractContextManager[object]]
 
@@ -48,6 +44,7 @@ def run(
     resume: str | os.PathLike[str] | None = None,
     only: str | None = None,
     jobs: int = 1,
+    address: str | None = None,
     profiles: Sequence[str | os.PathLike[str]] = (),
     progress: bool = True,
     track: str | Sequence[str] = (),
@@ -57,9 +54,9 @@ def run(
     `experiment` is a name, the path of a YAML file, or a mapping with the content of one. `set` overrides keys, such as
     `{"training.optimizer.lr": 0.1}`; `out` is the folder of the study, which must not exist yet. With `resume` instead
     of an experiment the study or run in that folder is continued; then `only` names one of its runs, and
-    `set={"rounds": 50}` adds rounds. `jobs` runs are carried out at the same time. `profiles` are folders with your own
-    devices/, links/, fleets/ and experiments/. `track` names trackers that the runs are sent to while they go on:
-    "tensorboard", "mlflow" or "wandb".
+    `set={"rounds": 50}` adds rounds. `jobs` runs are carried out at the same time. `address` is that of a Ray cluster
+    for `processes: ray`. `profiles` are folders with your own devices/, links/, fleets/ and experiments/. `track` names
+    trackers that the runs are sent to while they go on: "tensorboard", "mlflow" or "wandb".
 
     An interrupt stops the study cleanly and raises `StudyInterrupted`, a `KeyboardInterrupt`.
     """
@@ -76,7 +73,9 @@ def run(
     if resume is not None:
         if out is not None or profiles:
             raise BadInput("a study continues in its own folder with its own profiles: leave out= and profiles= out.")
-        folder, folders = resume_runs(Path(resume), sets=sets, only=only, jobs=jobs, show=progress, beside=beside)
+        folder, folders = resume_runs(
+            Path(resume), sets=sets, only=only, jobs=jobs, address=address, show=progress, beside=beside
+        )
     else:
         assert experiment is not None
         if only is not None:
@@ -90,6 +89,7 @@ def run(
             search=search,
             command=_call(name, set, profiles),
             jobs=jobs,
+            address=address,
             show=progress,
             beside=beside,
         )
@@ -127,6 +127,7 @@ def start_runs(
     search: Sequence[Path],
     command: str,
     jobs: int = 1,
+    address: str | None = None,
     show: bool = True,
     beside: Beside = contextlib.nullcontext,
 ) -> tuple[Path, list[Path]]:
@@ -139,7 +140,7 @@ def start_runs(
         check_new(out, "--out")
     check_jobs(jobs, asked)
     asked = _with_rounds(asked)
-    with _host_reserved(asked, search, jobs), _imported():
+    with _host_reserved(asked, search, jobs), _imported(), _cluster(asked, address):
         from fleetbed.emulator.run.study import new_study
 
         folder = out or Path("runs") / f"{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -154,6 +155,7 @@ def resume_runs(
     sets: Sequence[str] = (),
     only: str | None = None,
     jobs: int = 1,
+    address: str | None = None,
     show: bool = True,
     beside: Beside = contextlib.nullcontext,
 ) -> tuple[Path, list[Path]]:
@@ -163,7 +165,7 @@ def resume_runs(
     if only is not None and sets:
         raise BadInput("--set cannot be used with --only: all runs of a study have the same number of rounds.")
     with _host_reserved(None, (), jobs), _imported():
-        from fleetbed.emulator.run.study import add_rounds, locate_study
+        from fleetbed.emulator.run.study import add_rounds, locate_study, open_study
 
         study, own = locate_study(folder)
         if own is not None and (sets or jobs > 1 or only not in (None, own)):
@@ -172,12 +174,14 @@ def resume_runs(
             )
         if sets:
             add_rounds(study, sets)
-        with beside(folder):
+        with _cluster(open_study(study).experiment, address), beside(folder):
             return folder, _carry_out(study, only or own, jobs, _observer(show))
 
 
 def check_jobs(jobs: int, experiment: Experiment) -> None:
-    """Refuse to run side by side what measures or paces itself on this host."""
+    """Refuse to run side by side what measures or paces itself on this host, or uses all of a cluster."""
+    if jobs > 1 and uses_ray(experiment):
+        raise BadInput(f"--jobs {jobs}: a run with processes: ray uses all cores of all nodes; remove --jobs.")
     for source in {one.timing.source for one in settings_of(experiment)} if jobs > 1 else ():
         if source not in UNDISTURBED:
             raise BadInput(
@@ -202,6 +206,27 @@ def _carry_out(folder: Path, only: str | None, jobs: int, observer: Observer) ->
         return [folder / config.name for config in configs]
     except KeyboardInterrupt as stop:
         raise StudyInterrupted(folder) from stop
+
+
+def uses_ray(experiment: Experiment) -> bool:
+    """Whether the tasks of a run are carried out by Ray."""
+    return any(one.processes == "ray" for one in settings_of(experiment))
+
+
+@contextlib.contextmanager
+def _cluster(experiment: Experiment, address: str | None) -> Iterator[None]:
+    """Be connected to Ray meanwhile, if a run needs it. Raises HostCannot before anything is written."""
+    if not uses_ray(experiment):
+        if address is not None:
+            raise BadInput(f"--address {address} is for processes: ray, which no run of this study has.")
+        yield
+        return
+    from fleetbed.emulator.cluster.connection import connected
+    from fleetbed.emulator.cluster.nodes import check_nodes, nodes
+
+    with connected(address):
+        check_nodes(nodes(), address)
+        yield
 
 
 def _with_rounds(experiment: Experiment) -> Experiment:
@@ -245,7 +270,7 @@ def _host_reserved(asked: Experiment | None, search: Sequence[Path], jobs: int) 
         kinds = {(one.fleet, one.processes) for one in settings_of(asked)}
         for fleet, processes in kinds:
             check_processes_fit(sum(sizes(load_fleet(fleet, search, "fleet"))), processes)
-        needs_zygote &= any(processes != "inline" for _, processes in kinds)
+        needs_zygote &= any(processes not in ("inline", "ray") for _, processes in kinds)
     else:  # the study to resume has not been read yet, so whether it needs one is not known; errors come later
         needs_zygote &= can_start_zygote()
     with contextlib.ExitStack() as stack:

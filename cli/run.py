@@ -53,6 +53,13 @@ def run(
     jobs: Annotated[
         int, typer.Option(min=1, metavar="N", help="Carry out N runs at the same time; not with enforced timing.")
     ] = 1,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="The Ray cluster for processes: ray, or auto; without it Ray is started on this machine.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only predict the device time, host time and disk space.")
     ] = False,
@@ -85,7 +92,7 @@ def run(
     try:
         if resume is not None:
             _check_resume(out=out, profiles=profiles, dry_run=dry_run)
-            folder, folders = resume_runs(resume, sets=sets or (), only=only, jobs=jobs, beside=beside)
+            folder, folders = resume_runs(resume, sets=sets or (), only=only, jobs=jobs, address=address, beside=beside)
         else:
             assert experiment is not None
             if only is not None:
@@ -93,6 +100,8 @@ def run(
             search = search_folders(profiles, experiment)
             asked = load_experiment(experiment, search, sets or ())
             if dry_run:
+                if address is not None:
+                    raise BadInput("--address cannot be used with --dry-run: a forecast needs no cluster.")
                 if asked.flower is not None:
                     raise BadInput("--dry-run cannot predict a Flower app: how long its code takes is not known.")
                 _check_start(asked, out, jobs)
@@ -100,7 +109,7 @@ def run(
                 return
             command = shlex.join(["fleetbed", *sys.argv[1:]])
             folder, folders = start_runs(
-                asked, experiment, out, search=search, command=command, jobs=jobs, beside=beside
+                asked, experiment, out, search=search, command=command, jobs=jobs, address=address, beside=beside
             )
     except StudyInterrupted as stop:
         complain(f"interrupted; continue with: fleetbed run --resume {stop.folder}")

@@ -24,7 +24,9 @@ from fleetbed.profiles.types import (
 
 FLOWER = "flower"  # the name of the algorithm that a Flower app is
 TimingSource = Literal["enforced", "modelled", "metered", "replay"]
-Processes = Literal["resident", "on-demand", "inline"]
+#: the sources of time that other load on the host, and the host itself, do not affect
+UNDISTURBED: tuple[TimingSource, ...] = ("modelled", "replay")
+Processes = Literal["resident", "on-demand", "inline", "ray"]
 PolicyKind = Literal["sync", "deadline", "over-select", "async", "buffered"]
 # Part of a folder's name, so it must not be a path: no slash, no control character, no dot first. `$` alone would allow
 # a newline at the end. `loading` checks what a pattern cannot express, and also the names of methods.

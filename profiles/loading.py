@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from fleetbed.profiles.errors import BadInput, nearest
 from fleetbed.profiles.experiment import (
     FLOWER,
+    UNDISTURBED,
     Data,
     Evaluation,
     Experiment,
@@ -224,6 +225,7 @@ def _check_experiment(experiment: Experiment, at: str) -> Iterator[BadInput]:
         return
     yield from _check_paths(experiment, at)
     yield from _check_flower(experiment, at)
+    yield from _check_ray(experiment, at)
     for number, policy in enumerate(experiment.policies):
         yield from _check_policy(policy, f"{at}policies.{number}.")
     yield from _check_schedule([change.round for change in experiment.training.schedule], at)
@@ -318,8 +320,21 @@ def _check_flower(experiment: Experiment, at: str) -> Iterator[BadInput]:
     for number, target in enumerate(experiment.evaluation.targets):
         if target > 1:
             yield BadInput(f"{at}evaluation.targets.{number} is {target:g}, but an app's accuracy is from 0 to 1.")
-    if experiment.processes == "inline":
-        yield BadInput(f"{at}processes is inline, but a Flower app needs processes: use resident or on-demand.")
+    if experiment.processes in ("inline", "ray"):
+        yield BadInput(
+            f"{at}processes is {experiment.processes}, but a Flower app needs processes of this host: use resident or "
+            "on-demand."
+        )
+
+
+def _check_ray(experiment: Experiment, at: str) -> Iterator[BadInput]:
+    """Check that device time does not depend on the hosts, which differ from node to node."""
+    source = experiment.timing.source
+    if experiment.processes == "ray" and experiment.flower is None and source not in UNDISTURBED:
+        yield BadInput(
+            f"{at}processes is ray, but timing.source is {source}, which measures a single host: set timing.source to "
+            f"{' or '.join(UNDISTURBED)}, or use another value of processes."
+        )
 
 
 def _check_path_part(title: str, at: str) -> Iterator[BadInput]:

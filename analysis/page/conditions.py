@@ -32,8 +32,13 @@ def conditions(runs: Sequence[Run]) -> str:
 def _facts(run: Run) -> dict[str, str]:
     about, host = run.about, run.about.host or Host()
     versions = {"fleetbed": about.fleetbed_version or MISSING} | (about.versions or {})
+    nodes = [
+        f"{node.name}: {node.cpu}, {node.cores} core{'s' * (node.cores != 1)}, {node.outcomes} outcomes"
+        for node in about.nodes or ()
+    ]
     return {
         "Processor": f"{host.cpu or MISSING}, {host.cores or MISSING} cores",
+        **({"Nodes": "; ".join(nodes)} if nodes else {}),
         "Memory": data_bytes(host.memory_bytes),
         "GPU": str(host.gpu or "none"),
         "Kernel, Python": f"{host.kernel or MISSING}, {host.python or MISSING}",

@@ -19,6 +19,15 @@ class Host(Struct, frozen=True):
     gpu: Any = None
 
 
+class HostNode(Struct, frozen=True):
+    """A node that carried out tasks, with the number of outcomes that it gave."""
+
+    name: str
+    cpu: str
+    cores: int
+    outcomes: int
+
+
 class HostKnob(Struct, frozen=True):
     """What the host can do about one limit; `enable` says what would give more, mostly a command."""
 
@@ -45,6 +54,7 @@ class About(Struct, frozen=True):
     versions: dict[str, Any] | None = None
     files: dict[str, str] | None = None  # the user's own code: the SHA-256 of each file
     host: Host | None = None
+    nodes: tuple[HostNode, ...] | None = None  # None: the host carried out the tasks
     timing: dict[str, Any] | None = None
     calibration: dict[str, Any] | None = None
     command: str | None = None

@@ -52,7 +52,7 @@ def prepare_dataset(data: Data) -> Path:
     """Return the folder with this data in the user's cache; write it if it is missing or incomplete."""
     source = find_source(data)
     key = _key(data, source.identity)
-    folder = cache_folder() / "data" / f"{Path(source.title).stem[:60]}-{key}"
+    folder = prepared_folder(f"{Path(source.title).stem[:60]}-{key}")
     if not is_whole(folder):
         raw = source.load()
         try:
@@ -62,13 +62,18 @@ def prepare_dataset(data: Data) -> Path:
                 made = Path(scratch) / "data"
                 made.mkdir()
                 _write(made, data, raw, source.title, key)
-                _put(made, folder)
+                put_whole(made, folder)
         except OSError as error:
             raise HostCannot(
                 f"prepared data cannot be written to {folder.parent}: {error.strerror}; "
                 f"free some space there, or set XDG_CACHE_HOME to a folder with enough."
             ) from error
     return folder
+
+
+def prepared_folder(name: str) -> Path:
+    """The folder of the prepared data of this name in the user's cache, which need not exist."""
+    return cache_folder() / "data" / name
 
 
 def column_file(number: int, split: SplitName) -> str:
@@ -98,7 +103,7 @@ def _key(data: Data, identity: str) -> str:
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
-def _put(made: Path, folder: Path) -> None:
+def put_whole(made: Path, folder: Path) -> None:
     """Move a finished folder to its final path. If another process was faster, use its folder."""
     if folder.exists() and not is_whole(folder):
         shutil.rmtree(folder)

@@ -40,7 +40,7 @@ def check(clients: int, processes: Processes) -> None:
         if _covers(soft, need.least):
             continue
         if not _covers(hard, need.least):
-            or_inline = "" if processes == "inline" else ", or set processes to inline"
+            or_inline = "" if processes in ("inline", "ray") else ", or set processes to inline"
             raise HostCannot(
                 f"{need.what} needs {OPTIONS[need.limit]} {_in_units(need.limit, need.least)} or more, and the hard "
                 f"limit here is {_in_units(need.limit, hard)}; raise it in limits.conf, systemd or the container's "
@@ -51,7 +51,7 @@ def check(clients: int, processes: Processes) -> None:
 
 def needs(clients: int, processes: Processes) -> list[Need]:
     """The least value of each limit that a fleet needs."""
-    if processes == "inline":
+    if processes in ("inline", "ray"):  # then clients are processes of other hosts
         return [Need(FILES, OWN_FILES, "a run"), Need(ADDRESS_BYTES, LIBRARY_BYTES, "torch")]
     at_once = 2 * host.cores() + (clients if processes == "resident" else 0)
     fleet = f"a fleet of {clients} {processes} clients"

@@ -156,10 +156,14 @@ class Broker:
     def meanwhile(self, work: Callable[[], T]) -> T:
         """Run `work` in a thread, and serve the sockets until it is done."""
         future = self._aside.submit(work)
-        future.add_done_callback(lambda _: self._is_done.send(b"."))
+        future.add_done_callback(lambda _: self.wake())
         while not future.done():
             self.pump()
         return future.result()
+
+    def wake(self) -> None:
+        """Let `pump` return soon; for other threads."""
+        self._is_done.send(b".")
 
     def pump(self, timeout_s: float = TICK_S) -> None:
         """Wait this long at most for messages; handle those that have come in, and the deadlines that have passed."""

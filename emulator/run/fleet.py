@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from fleetbed.emulator.cluster.connection import connected
 from fleetbed.emulator.engine.layout import Layout
 from fleetbed.emulator.engine.participant import Participant
 from fleetbed.emulator.engine.timing import Timing
@@ -18,6 +21,7 @@ from fleetbed.emulator.processes.forking import one_thread
 from fleetbed.emulator.processes.launcher import Launcher
 from fleetbed.emulator.processes.task_runner import TaskRunner
 from fleetbed.emulator.records.tables import CapRow
+from fleetbed.emulator.remote.fleet import RayFleet
 from fleetbed.emulator.wire.messages import Enrolment, Measure, Setup
 from fleetbed.emulator.wire.storage import write_atomically
 from fleetbed.models.plug_ins import code_files
@@ -36,11 +40,17 @@ def setup_of(layout: Layout, folder: Path) -> Setup:
 class FleetProcesses:
     """Begins with service processes only; `start` adds the clients."""
 
-    def __init__(self, setup: Setup, on_tick: Callable[[], None]) -> None:
+    def __init__(
+        self, setup: Setup, on_tick: Callable[[], None], on_notice: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """`on_notice` is called with sentences about nodes that join or are lost."""
         self._folder = folder = Path(setup.folder)
         self._source = setup.config.experiment.timing.source
         self._mode = setup.config.experiment.processes
         self._broker: Broker | None = None
+        self._inline: InlineExecutor | None = None
+        self._ray: RayFleet | None = None
+        self._connection = ExitStack()
         self._trials = 0
         self.executor: Executor
         path = self._write("setup.json", setup)
@@ -50,6 +60,14 @@ class FleetProcesses:
         heap.keep()
         if self._mode == "inline":
             self.executor = self._inline = InlineExecutor(TaskRunner.open(setup))
+            return
+        if self._mode == "ray":
+            self._connection.enter_context(connected(None))  # unless the command is connected already
+            try:
+                self.executor = self._ray = RayFleet(setup, on_tick=on_tick, on_notice=on_notice)
+            except BaseException:
+                self._connection.close()
+                raise
             return
         launcher = Launcher(setup.config.name, folder / "workers.log")
         self.executor = self._broker = Broker(
@@ -89,20 +107,24 @@ class FleetProcesses:
         """Start the clients, each process inside its limits before it touches data."""
         enrolment = Enrolment(clients=tuple(who.client for who in participants.values()), keep_heap=keep_heap)
         path = self._write("clients.json", enrolment)
-        if self._broker is None:
+        workers = {who.worker: (_title(who), _limits(who, timing)) for who in participants.values()}
+        if self._inline is not None:
             self._inline.runner = self._inline.runner.enrol(enrolment)
+        if self._ray is not None:
+            self._ray.start(enrolment, workers)
+        if self._broker is None:
             return
         self._broker.enrol(path)
         self._broker.admit_up_to(timing.capacity(host.cores()))
-        for who in participants.values():
-            title = f"fleetbed: client {who.spec.name} {who.spec.kind}"
-            self._broker.enlist(who.worker, title, _limits(who, timing))
+        for name, (title, plan) in workers.items():
+            self._broker.enlist(name, title, plan)
         if self._mode == "resident":
             self._broker.start([who.worker for who in participants.values()])
 
     def cap_rows(self, participants: Mapping[int, Participant]) -> list[CapRow]:
         """The limits of every client as they are in effect: enforced by the kernel or modelled by the timeline."""
-        found = self._broker.caps if self._broker is not None else {}
+        reader = self._broker or self._ray
+        found = reader.caps if reader is not None else {}
         rows = []
         for number, who in participants.items():
             caps = {cap.knob: cap for cap in found.get(who.worker, ())}
@@ -115,8 +137,13 @@ class FleetProcesses:
             rows += [CapRow(client=number, **msgspec.structs.asdict(cap)) for cap in caps.values()]
         return rows
 
+    def nodes(self) -> list[dict[str, Any]] | None:
+        """The nodes that carry out the tasks, for the records; None: this host does."""
+        return None if self._ray is None else self._ray.nodes()
+
     def close(self) -> None:
-        self.executor.close()
+        with self._connection:
+            self.executor.close()
 
     def _cpu_without_cap(self, who: Participant) -> Cap:
         return Cap(
@@ -134,6 +161,10 @@ class FleetProcesses:
         text, path = msgspec.json.encode(content), self._folder / name
         write_atomically(path, lambda part: part.write_bytes(text))
         return str(path)
+
+
+def _title(who: Participant) -> str:
+    return f"fleetbed: client {who.spec.name} {who.spec.kind}"
 
 
 def _limits(who: Participant, timing: Timing) -> LimitPlan:

@@ -77,7 +77,10 @@ def total(forecasts: Sequence[Forecast]) -> Total:
 
 
 def forecast(config: RunConfig, *, search: Sequence[Path], observer: Observer) -> Forecast:
-    """Lay out, choose and plan as the run would, then simulate its timeline."""
+    """Lay out, choose and plan as the run would, then simulate its timeline; over Ray, as if this host did it all."""
+    if config.experiment.processes == "ray":
+        here = msgspec.structs.replace(config.experiment, processes="inline")
+        config = msgspec.structs.replace(config, experiment=here)
     layout = lay_out(config, search)
     with tempfile.TemporaryDirectory(prefix="fleetbed-forecast-") as name:
         folder = Path(name)

@@ -143,11 +143,12 @@ class _Run:
         self._observer = SnapshotWriter(observer, folder)
         self._checkpoints = Checkpoints(folder)
         self._seal = Seal(records)
+        self._started_s = 0.0  # host times in the records count from here
 
     def begin(self) -> Result | None:
-        started_s = time.monotonic()
-        self._records.set_meta(started=now())  # host times in the records count from here
-        with contextlib.closing(FleetProcesses(setup_of(self._layout, self._folder), self._observer.tick)) as fleet:
+        self._started_s = started_s = time.monotonic()
+        self._records.set_meta(started=now())
+        with contextlib.closing(self._processes()) as fleet:
             prepared = prepare_fresh(self._layout, fleet, self._observer)
             progress = first_progress(self._layout, prepared)
             late = missed_deadlines(self._layout, prepared)
@@ -176,7 +177,8 @@ class _Run:
         self._records.rewind(progress.version, progress.next_task, progress.tasks, progress.timeline.now_s)
         self._seal.upto(progress.version, progress.next_task, progress.tasks)
         self._observer.say(f"continuing after merge {progress.version}, {progress.timeline.now_s:.1f} s of device time")
-        with contextlib.closing(FleetProcesses(setup_of(self._layout, self._folder), self._observer.tick)) as fleet:
+        self._started_s = time.monotonic() - checkpoint.host_s
+        with contextlib.closing(self._processes()) as fleet:
             prepared = prepare_again(
                 self._layout,
                 fleet,
@@ -187,6 +189,14 @@ class _Run:
             )
             return self._loop(fleet, prepared, progress, time.monotonic() - checkpoint.host_s)
 
+    def _processes(self) -> FleetProcesses:
+        return FleetProcesses(setup_of(self._layout, self._folder), self._observer.tick, self._on_notice)
+
+    def _on_notice(self, text: str) -> None:
+        """Record and show a sentence about a node that has joined or was lost."""
+        self._observer.say(text)
+        self._records.notice("node", text, time.monotonic() - self._started_s, None)
+
     def _loop(self, fleet: FleetProcesses, prepared: Prepared, progress: Progress, started_s: float) -> Result | None:
         """Carry out the rounds; return the run's result."""
         experiment, participants, method = self._config.experiment, prepared.participants, prepared.method
@@ -194,6 +204,7 @@ class _Run:
         fleet.start(participants, prepared.timing, keep_heap=prepared.keep_heap)
         self._records.set_meta(heap_between_tasks="kept" if prepared.keep_heap else "given back")
         self._records.write(fleet.cap_rows(participants))
+        self._records.set_meta(nodes=fleet.nodes())
         engine = Engine(
             layout=self._layout,
             folder=self._folder,
@@ -225,6 +236,7 @@ class _Run:
             about: dict[str, Value] = {"variant": target.variant, "client": target.client}
             save_bundle(self._folder / "models" / f"{target.name}.safetensors", Bundle(tensors, about))
         self._records.write(fleet.cap_rows(participants))
+        self._records.set_meta(nodes=fleet.nodes())
         self._records.set_meta(degraded=_degraded(self._records))
         if engine.progress.version == 0:
             raise NothingMerged(_nothing_merged(self._records))

@@ -141,7 +141,7 @@ def test_an_experiment_with_an_app_is_metered_and_has_its_rounds(tmp_path: Path)
         ("algorithms=[{name: fedavg}]", "flower.app is the algorithm"),
         ("data.name=fashion-mnist", "data is given, but a Flower app decides about that itself"),
         ("policies=[{kind: async}]", "policies is given"),
-        ("processes=inline", "a Flower app needs processes"),
+        ("processes=inline", "a Flower app needs processes of this host"),
         ("flower.hang_s=0", "flower.hang_s is 0"),
     ],
 )

@@ -49,6 +49,7 @@ SUB_PACKAGES = {
         "timeline",
         "wire",
         "processes",
+        "remote",
         "checks",
         "records",
         "engine",

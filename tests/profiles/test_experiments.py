@@ -164,3 +164,13 @@ def test_whatever_the_labels_are_a_run_stays_in_its_study(tmp_path: Path, algori
     folder.mkdir()
     (tmp_path / f".{config.name}.lock.1234567.part").write_text("")
     folder.rmdir()
+
+
+def test_a_fleet_over_ray_needs_a_source_of_time_that_measures_no_host() -> None:
+    with pytest.raises(
+        BadInput,
+        match=r"processes is ray, but timing\.source is enforced, which measures a single host: "
+        r"set timing\.source to modelled or replay, or use another value of processes\.$",
+    ):
+        load_experiment("demo", sets=["processes=ray"])
+    assert load_experiment("demo", sets=["processes=ray", "timing.source=modelled"]).processes == "ray"

@@ -111,14 +111,14 @@ def test_two_that_prepare_at_once_end_with_one_folder(
     arrays: Arrays, save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = Data(name=save(arrays))
-    put = store_module._put
+    put = store_module.put_whole
 
     def other_was_quicker(made: Path, folder: Path) -> None:
-        monkeypatch.setattr(store_module, "_put", put)
+        monkeypatch.setattr(store_module, "put_whole", put)
         prepare_dataset(data)
         put(made, folder)
 
-    monkeypatch.setattr(store_module, "_put", other_was_quicker)
+    monkeypatch.setattr(store_module, "put_whole", other_was_quicker)
     folder = prepare_dataset(data)
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     open_dataset(folder)

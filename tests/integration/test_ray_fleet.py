@@ -1,0 +1,191 @@
+"""One fleet over the nodes of a Ray cluster: the same results as on one machine, whatever happens to the nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from killed_runs import KillIt, in_second_round
+from same_runs import results
+from small_runs import TINIER, query
+
+from fleetbed.emulator.cluster.connection import connected
+from fleetbed.emulator.engine.engine import Engine
+from fleetbed.emulator.engine.evaluation import Evaluations
+from fleetbed.emulator.engine.observer import Observer
+from fleetbed.emulator.remote.fleet import RayFleet
+from fleetbed.emulator.run import run
+from fleetbed.profiles.experiment import runs
+from fleetbed.profiles.resolve import load_experiment
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not any(each.metadata["Name"] == "ray" for each in metadata.distributions()),
+        reason="Ray is not installed: pip install 'fleetbed[ray]'",
+    ),
+]
+#: every client keeps a model of its own, which is what is evaluated
+SETS = (*TINIER, "algorithms=[{name: fedhe, params: {batch: 4}}]", "rounds=3", "participation.ratio=0.5")
+STORE_BYTES = 80 << 20
+NOTICES = "SELECT text FROM notices WHERE kind = 'node'"
+
+
+class Disturbances(Observer):
+    """Does each of these once, as soon as a result of its round has arrived and another has not."""
+
+    def __init__(self, *acts: tuple[int, Callable[[RayFleet], None]]) -> None:
+        self._acts = dict(acts)
+        self._engine: Engine | None = None
+
+    def start(self, engine: Engine, evaluations: Evaluations) -> None:
+        self._engine = engine
+
+    def tick(self) -> None:
+        if self._engine is None:
+            return
+        progress, fleet = self._engine.progress, self._engine.executor
+        assert isinstance(fleet, RayFleet)
+        if progress.policy.round in self._acts and any(member.orders for member in fleet._pool.members.values()):
+            self._acts.pop(progress.policy.round)(fleet)
+
+
+def carry_out(folder: Path, *sets: str, observer: Observer | None = None) -> dict[str, Any]:
+    (config,) = runs(load_experiment("demo", (), (*SETS, *sets)))
+    run.start(config, folder, search=(), command="test", observer=observer or Observer())
+    return results(folder)
+
+
+def fact(folder: Path, key: str) -> Any:
+    ((text,),) = query(folder, f"SELECT value FROM meta WHERE key = '{key}'")
+    return json.loads(text)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end_s = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A cluster with a head without cores and two nodes with one each; this process is connected to it."""
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="fb-", dir="/tmp")  # the path of a socket must be short
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", None)
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # so that it listens on 127.0.0.1, as on a laptop
+        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+        found = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            for _ in range(2):
+                add_node(found)
+            with connected(found.address):
+                yield found
+        finally:
+            found.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def add_node(cluster: Any) -> Any:
+    return cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return carry_out(tmp_path_factory.mktemp("here") / "run", "processes=on-demand")
+
+
+def below(node: Any, title: str) -> list[psutil.Process]:
+    """The processes below a node with this in their command line."""
+    found = []
+    for each in raylet_of(node).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie is one too
+            found += [each] if title in " ".join(each.cmdline()) else []
+    return found
+
+
+def raylet_of(node: Any) -> psutil.Process:
+    return psutil.Process(node.all_processes["raylet"][0].process.pid)
+
+
+def at_work(cluster: Any, fleet: RayFleet) -> Any:
+    """A node that has an order."""
+    ids = [id_ for id_, member in fleet._pool.members.items() if member.orders]
+    return next(node for node in cluster.worker_nodes if node.node_id in ids)
+
+
+def test_two_nodes_give_the_bits_of_one_machine_and_nothing_is_left(
+    cluster: Any, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    assert carry_out(tmp_path / "run", "processes=ray") == undisturbed
+    assert query(tmp_path / "run", NOTICES) == []
+    nodes = fact(tmp_path / "run", "nodes")
+    assert [node["cores"] for node in nodes] == [1, 1]
+    assert all(node["outcomes"] > 0 for node in nodes)
+    took_part = "client IN (SELECT client FROM tasks)"
+    assert query(tmp_path / "run", f"SELECT DISTINCT status FROM caps WHERE knob = 'memory' AND {took_part}") == [
+        ("enforced",)
+    ]
+    assert list(Path(tempfile.gettempdir()).glob("fleetbed-node-*")) == []
+    assert [each for node in cluster.worker_nodes for each in below(node, "fleetbed")] == []
+
+
+def test_an_actor_and_a_node_that_are_killed_and_one_that_comes_change_nothing(
+    cluster: Any, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    lost: list[Any] = []
+
+    def kill_actor(fleet: RayFleet) -> None:
+        (actor,) = below(at_work(cluster, fleet), "RayNode")
+        actor.kill()
+
+    def kill_node(fleet: RayFleet) -> None:
+        lost.append(at_work(cluster, fleet))
+        raylet_of(lost[0]).kill()
+
+    def bring_node(fleet: RayFleet) -> None:
+        node = add_node(cluster)
+        wait_for(lambda: fleet.pump() or any(member.about.id == node.node_id for member in fleet._pool.ready))
+
+    observer = Disturbances((1, kill_actor), (2, kill_node), (3, bring_node))
+    assert carry_out(tmp_path / "run", "processes=ray", observer=observer) == undisturbed
+    actor, node, come, *_ = (text for (text,) in query(tmp_path / "run", NOTICES))
+    assert "starts again: The actor is dead because its worker process has died" in actor
+    assert "queued again" in actor
+    assert "queued again" in node
+    assert come.endswith(" joins the run")
+    cluster.remove_node(lost[0])
+
+
+def start_and_be_killed(address: str, folder: Path, sets: Sequence[str]) -> None:
+    (config,) = runs(load_experiment("demo", (), sets))
+    with connected(address):
+        run.start(config, folder, search=(), command="test", observer=KillIt(in_second_round))
+
+
+def test_a_killed_driver_resumes_on_the_nodes(cluster: Any, undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    sets = (*SETS, "processes=ray")
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=start_and_be_killed, args=(cluster.address, tmp_path / "run", sets))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    (config,) = runs(load_experiment("demo", (), sets))
+    run.resume(config, tmp_path / "run", search=(), observer=Observer())
+    assert results(tmp_path / "run") == undisturbed
