@@ -23,7 +23,10 @@ from fleetbed.profiles.settings import as_settings
 if TYPE_CHECKING:
     from fleetbed.emulator.engine.observer import Observer
     from fleetbed.emulator.run.study import Carrier
+    from fleetbed.node_pool import NodePool
     from fleetbed.results import Results
+
+MOST_STUDY_BYTES = 1 << 20  # of the file of a study that is read twice
 
 Beside = Callable[[Path], contextlib.AbstractContextManager[object]]
 
@@ -44,6 +47,7 @@ def run(
     resume: str | os.PathLike[str] | None = None,
     only: str | None = None,
     jobs: int = 1,
+    on: str | None = None,
     address: str | None = None,
     profiles: Sequence[str | os.PathLike[str]] = (),
     progress: bool = True,
@@ -54,9 +58,10 @@ def run(
     `experiment` is a name, the path of a YAML file, or a mapping with the content of one. `set` overrides keys, such as
     `{"training.optimizer.lr": 0.1}`; `out` is the folder of the study, which must not exist yet. With `resume` instead
     of an experiment the study or run in that folder is continued; then `only` names one of its runs, and
-    `set={"rounds": 50}` adds rounds. `jobs` runs are carried out at the same time. `address` is that of a Ray cluster
-    for `processes: ray`. `profiles` are folders with your own devices/, links/, fleets/ and experiments/. `track` names
-    trackers that the runs are sent to while they go on: "tensorboard", "mlflow" or "wandb".
+    `set={"rounds": 50}` adds rounds. `jobs` runs are carried out at the same time; with `on="ray"` as many as nodes
+    of a Ray cluster carry. `address` is that of the cluster, for this and for `processes: ray`; without one Ray is
+    started on this machine. `profiles` are folders with your own devices/, links/, fleets/ and experiments/. `track`
+    names trackers that the runs are sent to while they go on: "tensorboard", "mlflow" or "wandb".
 
     An interrupt stops the study cleanly and raises `StudyInterrupted`, a `KeyboardInterrupt`.
     """
@@ -74,7 +79,7 @@ def run(
         if out is not None or profiles:
             raise BadInput("a study continues in its own folder with its own profiles: leave out= and profiles= out.")
         folder, folders = resume_runs(
-            Path(resume), sets=sets, only=only, jobs=jobs, address=address, show=progress, beside=beside
+            Path(resume), sets=sets, only=only, jobs=jobs, on=on, address=address, show=progress, beside=beside
         )
     else:
         assert experiment is not None
@@ -89,6 +94,7 @@ def run(
             search=search,
             command=_call(name, set, profiles),
             jobs=jobs,
+            on=on,
             address=address,
             show=progress,
             beside=beside,
@@ -127,6 +133,7 @@ def start_runs(
     search: Sequence[Path],
     command: str,
     jobs: int = 1,
+    on: str | None = None,
     address: str | None = None,
     show: bool = True,
     beside: Beside = contextlib.nullcontext,
@@ -138,15 +145,16 @@ def start_runs(
     """
     if out is not None:
         check_new(out, "--out")
+    check_nodes_asked(on, address, jobs)
     check_jobs(jobs, asked)
     asked = _with_rounds(asked)
-    with _host_reserved(asked, search, jobs), _imported(), _cluster(asked, address):
+    with _nodes(on, address, asked, search) as pool, _host_reserved(asked, search, jobs, on), _imported():
         from fleetbed.emulator.run.study import new_study
 
         folder = out or Path("runs") / f"{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
         making = new_study(asked, folder, search=search, command=command, or_next=out is None, carrier=_carrier(asked))
         with making as taken, beside(taken):
-            return taken, _carry_out(taken, None, jobs, _observer(show))
+            return taken, _carry_out(taken, None, jobs, pool, _observer(show))
 
 
 def resume_runs(
@@ -155,6 +163,7 @@ def resume_runs(
     sets: Sequence[str] = (),
     only: str | None = None,
     jobs: int = 1,
+    on: str | None = None,
     address: str | None = None,
     show: bool = True,
     beside: Beside = contextlib.nullcontext,
@@ -164,7 +173,8 @@ def resume_runs(
         raise BadInput("--only RUN cannot be used with --jobs: it is a single run.")
     if only is not None and sets:
         raise BadInput("--set cannot be used with --only: all runs of a study have the same number of rounds.")
-    with _host_reserved(None, (), jobs), _imported():
+    check_nodes_asked(on, address, jobs)
+    with _host_reserved(_stored(folder), None, jobs, on), _imported():
         from fleetbed.emulator.run.study import add_rounds, locate_study, open_study
 
         study, own = locate_study(folder)
@@ -174,8 +184,9 @@ def resume_runs(
             )
         if sets:
             add_rounds(study, sets)
-        with _cluster(open_study(study).experiment, address), beside(folder):
-            return folder, _carry_out(study, only or own, jobs, _observer(show))
+        asked = open_study(study)
+        with _nodes(on, address, asked.experiment, asked.folders) as pool, beside(folder):
+            return folder, _carry_out(study, only or own, jobs, pool, _observer(show))
 
 
 def check_jobs(jobs: int, experiment: Experiment) -> None:
@@ -190,13 +201,47 @@ def check_jobs(jobs: int, experiment: Experiment) -> None:
             )
 
 
-def _carry_out(folder: Path, only: str | None, jobs: int, observer: Observer) -> list[Path]:
-    """Carry out the unfinished runs of a study; return the folders of all its runs."""
-    from fleetbed.emulator.run.study import conclude, open_study, resume_study
+def check_nodes_asked(on: str | None, address: str | None, jobs: int) -> None:
+    """Refuse, before anything else is done, a cluster that does not exist, and options that do not fit together."""
+    if on is None:
+        return
+    if on != "ray":
+        raise BadInput(f"--on {on}: allowed is ray.")
+    if jobs > 1:
+        raise BadInput("--jobs cannot be used with --on ray: a node carries out as many runs as it has cores.")
+    from fleetbed.emulator.cluster.connection import check_reachable
+
+    check_reachable(address)
+
+
+def _nodes(
+    on: str | None, address: str | None, asked: Experiment, search: Sequence[Path]
+) -> contextlib.AbstractContextManager[NodePool | None]:
+    """The nodes that carry out the runs; None: this host does, and is connected to Ray meanwhile if a run needs it."""
+    if on is None:
+        return _cluster(asked, address)
+    if uses_ray(asked):
+        raise BadInput("--on ray: a run with processes: ray uses all nodes by itself; remove --on ray.")
+    from fleetbed.node_pool import node_pool
+
+    return node_pool(address, asked, search)
+
+
+def _carry_out(folder: Path, only: str | None, jobs: int, pool: NodePool | None, observer: Observer) -> list[Path]:
+    """Carry out the unfinished runs of a study; return the folders of all its runs, or of this one."""
+    from fleetbed.emulator.run.study import choose_runs, conclude, open_study, resume_study
     from fleetbed.side_by_side import run_side_by_side
 
     try:
-        experiment = open_study(folder).experiment
+        study = open_study(folder)
+        experiment = study.experiment
+        if pool is not None:
+            from fleetbed.over_nodes import run_over_nodes
+
+            chosen = choose_runs(folder, experiment, only)
+            run_over_nodes(folder, chosen, study.folders, pool, observer.say)
+            conclude(folder, chosen, observer)
+            return [folder / config.name for config in chosen]
         if jobs == 1:
             return resume_study(folder, observer, only, _carrier(experiment))
         check_jobs(jobs, experiment)
@@ -218,7 +263,7 @@ def _cluster(experiment: Experiment, address: str | None) -> Iterator[None]:
     """Be connected to Ray meanwhile, if a run needs it. Raises HostCannot before anything is written."""
     if not uses_ray(experiment):
         if address is not None:
-            raise BadInput(f"--address {address} is for processes: ray, which no run of this study has.")
+            raise BadInput(f"--address {address} is for --on ray, and for processes: ray, which no run has.")
         yield
         return
     from fleetbed.emulator.cluster.connection import connected
@@ -252,10 +297,24 @@ def _carrier(experiment: Experiment) -> Carrier:
     return own
 
 
+def _stored(folder: Path) -> Experiment | None:
+    """The experiment of the study in this folder or above it, read without torch; None if it is unreadable."""
+    from fleetbed.emulator.records.study_file import STUDY, parse_study
+
+    for path in (folder / STUDY, folder.absolute().parent / STUDY):
+        with contextlib.suppress(OSError, BadInput):  # reported when it is opened to be continued
+            if path.is_file() and path.stat().st_size < MOST_STUDY_BYTES:
+                return parse_study(path.read_bytes(), path).experiment
+    return None
+
+
 @contextlib.contextmanager
-def _host_reserved(asked: Experiment | None, search: Sequence[Path], jobs: int) -> Iterator[None]:
+def _host_reserved(
+    asked: Experiment | None, search: Sequence[Path] | None, jobs: int, on: str | None
+) -> Iterator[None]:
     """Block measurements of this host meanwhile, unless other processes do the work and block them.
 
+    With folders to search, refuse fleets that do not fit.
     Also start the zygote before this process imports torch, so that both import it at the same time; but only if the
     run will need one.
     """
@@ -265,16 +324,16 @@ def _host_reserved(asked: Experiment | None, search: Sequence[Path], jobs: int) 
 
     if _in_main_thread() and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have ignored it, which hides how children end
-    needs_zygote = jobs == 1
-    if asked is not None:
-        kinds = {(one.fleet, one.processes) for one in settings_of(asked)}
+    does_the_work = jobs == 1 and on is None
+    kinds = set() if asked is None else {(one.fleet, one.processes) for one in settings_of(asked)}
+    if search is not None and on is None:
         for fleet, processes in kinds:
             check_processes_fit(sum(sizes(load_fleet(fleet, search, "fleet"))), processes)
-        needs_zygote &= any(processes not in ("inline", "ray") for _, processes in kinds)
-    else:  # the study to resume has not been read yet, so whether it needs one is not known; errors come later
-        needs_zygote &= can_start_zygote()
+    needs_zygote = does_the_work and any(processes not in ("inline", "ray") for _, processes in kinds)
+    if search is None:  # a study that is resumed: errors come later
+        needs_zygote = needs_zygote and can_start_zygote()
     with contextlib.ExitStack() as stack:
-        if jobs == 1:
+        if does_the_work:
             stack.enter_context(measuring_lock.in_use())
         if needs_zygote:
             stack.enter_context(zygote_started_early())

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from fleetbed.emulator.machine.interpreter import module_command
-from fleetbed.emulator.processes.forking import die_with
+from fleetbed.emulator.machine.parent import die_with
 from fleetbed.emulator.resume.run_folder import standing
 from fleetbed.profiles.errors import BadInput, FleetbedError, HostCannot
 
@@ -48,7 +48,7 @@ def run_side_by_side(folder: Path, names: Sequence[str], jobs: int, say: Callabl
                 say(f"{name}: {line.rstrip()}")
             status = process.wait()
             at_work.discard(process)
-        if (error := _error(folder, name, status)) is not None and not failed:
+        if (error := error_of_command(folder, name, status)) is not None and not failed:
             failed.append(error)
             end_all()
 
@@ -68,7 +68,7 @@ def run_side_by_side(folder: Path, names: Sequence[str], jobs: int, say: Callabl
         raise failed[0]
 
 
-def _error(folder: Path, name: str, status: int) -> FleetbedError | None:
+def error_of_command(folder: Path, name: str, status: int) -> FleetbedError | None:
     """Return the error for a run whose command ended with this status; None if the run is finished.
 
     The exit code alone does not decide: the records must show that the run is finished.

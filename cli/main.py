@@ -6,7 +6,9 @@ Heavy modules (torch, matplotlib) are imported inside the commands that need the
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
+import json
 import os
 import signal
 import sys
@@ -185,6 +187,21 @@ def program() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(end.code or 0)
+
+
+def standby() -> None:
+    """Import what a run needs, and then be the command whose arguments come as a line of JSON.
+
+    A node of a cluster starts this before it is known which run it gets; with a zygote if the argument is `zygote`.
+    """
+    from fleetbed.emulator.processes.early_start import zygote_started_early
+
+    with zygote_started_early() if sys.argv[1:] == ["zygote"] else contextlib.nullcontext():
+        from fleetbed.emulator.run import study  # noqa: F401 (brings in all of the emulator)
+
+        if line := sys.stdin.readline():
+            sys.argv[1:] = json.loads(line)
+            program()
 
 
 if __name__ == "__main__":

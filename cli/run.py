@@ -53,11 +53,17 @@ def run(
     jobs: Annotated[
         int, typer.Option(min=1, metavar="N", help="Carry out N runs at the same time; not with enforced timing.")
     ] = 1,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ray", help="Carry out the runs on the nodes of a Ray cluster, as many at a time as they carry."
+        ),
+    ] = None,
     address: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="The Ray cluster for processes: ray, or auto; without it Ray is started on this machine.",
+            help="The Ray cluster for --on ray and processes: ray, or auto; without it Ray is started here.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -92,7 +98,9 @@ def run(
     try:
         if resume is not None:
             _check_resume(out=out, profiles=profiles, dry_run=dry_run)
-            folder, folders = resume_runs(resume, sets=sets or (), only=only, jobs=jobs, address=address, beside=beside)
+            folder, folders = resume_runs(
+                resume, sets=sets or (), only=only, jobs=jobs, on=on, address=address, beside=beside
+            )
         else:
             assert experiment is not None
             if only is not None:
@@ -109,10 +117,10 @@ def run(
                 return
             command = shlex.join(["fleetbed", *sys.argv[1:]])
             folder, folders = start_runs(
-                asked, experiment, out, search=search, command=command, jobs=jobs, address=address, beside=beside
+                asked, experiment, out, search=search, command=command, jobs=jobs, on=on, address=address, beside=beside
             )
     except StudyInterrupted as stop:
-        complain(f"interrupted; continue with: fleetbed run --resume {stop.folder}")
+        complain(f"interrupted; continue with: fleetbed run {'--on ray ' if on else ''}--resume {stop.folder}")
         raise
     if as_json:
         from fleetbed.emulator.records.results import read_result

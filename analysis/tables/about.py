@@ -11,6 +11,7 @@ from fleetbed.emulator.records.tables import Count, Figure
 
 
 class Host(Struct, frozen=True):
+    name: str | None = None
     cpu: str | None = None
     cores: int | None = None
     memory_bytes: Count | None = None

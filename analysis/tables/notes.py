@@ -13,7 +13,7 @@ from fleetbed.emulator.method.series import TITLES, TargetSeries
 def cautions(series: Sequence[Series]) -> list[str]:
     """Return all cautions, those about the whole study first."""
     runs = runs_of(series)
-    found = [*series_notes(series), *variant_notes(series), *run_differences(runs).values()]
+    found = [*series_notes(series), *variant_notes(series), *run_differences(runs).values(), *processor_notes(series)]
     found += [
         f"{run.name} is {run.state}. Its results are shown as far as they go." for run in runs if not run.finished
     ]
@@ -66,11 +66,46 @@ def run_differences(runs: Sequence[Run]) -> dict[str, str]:
         ("own code", "", _changed_files(runs)),
         ("rounds", "rounds", {str(run.config.experiment.rounds) for run in runs}),
         ("timing", "timing", {run.config.experiment.timing.source for run in runs}),
-        ("processor", "", {str(run.about.host and run.about.host.cpu) for run in runs}),
     ):
         if len(values) > 1 and not all(key in tops for tops in swept):  # a sweep of it was asked for
             found[what] = f"These runs differ in their {what}: {'; '.join(sorted(values))}."
     return found
+
+
+def processor_notes(series: Sequence[Series]) -> list[str]:
+    """Say on which processors runs were carried out that were not all on the same host, and warn of unequal pairs."""
+    runs = runs_of(series)
+    hosts = {run.about.host.name for run in runs if run.about.host and run.about.host.name}
+    kinds = {_processor(run) for run in runs}
+    if len(kinds) < 2:
+        text = (
+            f"The runs were carried out on {len(hosts)} hosts with the same processor, {min(kinds)}." if kinds else ""
+        )
+        return [text] if len(hosts) > 1 else []
+    by_seed: dict[int, dict[str, list[str]]] = {}
+    for one in series:
+        for run in one.runs:
+            by_seed.setdefault(run.config.seed, {}).setdefault(_processor(run), []).append(one.label)
+    unequal = {seed: found for seed, found in by_seed.items() if len(found) > 1}
+    if not unequal:
+        parts = "; ".join(f"seed {seed}: {min(found)}" for seed, found in sorted(by_seed.items()))
+        return [f"Runs were carried out on different processors, but those of one seed on the same: {parts}."]
+    parts = "; ".join(
+        f"seed {seed}: {', '.join(f'{_joined(labels)} on {kind}' for kind, labels in sorted(found.items()))}"
+        for seed, found in sorted(unequal.items())
+    )
+    return [
+        "Runs that are compared were carried out on different processors, so part of a difference may come from these: "
+        f"{parts}."
+    ]
+
+
+def _processor(run: Run) -> str:
+    return (run.about.host and run.about.host.cpu) or "an unknown processor"
+
+
+def _joined(names: Sequence[str]) -> str:
+    return " and ".join(dict.fromkeys(names))
 
 
 def _changed_files(runs: Sequence[Run]) -> set[str]:

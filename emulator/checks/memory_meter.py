@@ -18,9 +18,10 @@ from msgspec import Struct
 from fleetbed.emulator.data import Dataset, Split
 from fleetbed.emulator.data.store import Meta
 from fleetbed.emulator.limits import Group, LimitPlan, best_limits
+from fleetbed.emulator.machine.parent import die_with
 from fleetbed.emulator.method.algorithm import Client, Context
 from fleetbed.emulator.method.context import PublicPool
-from fleetbed.emulator.processes.forking import die_with, keep_what_steps_free, ready_to_fork, run_in_fork, warm
+from fleetbed.emulator.processes.forking import keep_what_steps_free, ready_to_fork, run_in_fork, warm
 from fleetbed.emulator.processes.task_runner import TaskRunner
 from fleetbed.emulator.processes.worker import serve
 from fleetbed.emulator.wire.messages import Enrolment

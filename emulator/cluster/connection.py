@@ -49,15 +49,20 @@ def check_installed() -> str:
     return found
 
 
+def check_reachable(address: str | None) -> None:
+    """Raise HostCannot unless Ray is installed and the address answers: Ray itself would try for minutes."""
+    check_installed()
+    if address is not None:
+        _check_address(address)
+
+
 @contextlib.contextmanager
 def connected(address: str | None) -> Iterator[None]:
     """Connect this process to the cluster at the address; without one, start Ray on this machine and end it again.
 
     A process that is connected already stays so, if it is to the same cluster. Raises HostCannot.
     """
-    check_installed()
-    if address is not None:
-        _check_address(address)
+    check_reachable(address)
     with _environment({} if address is not None else _OWN_RAY), contextlib.ExitStack() as stack:
         import ray
 
@@ -94,7 +99,7 @@ def _start(folder: Path) -> None:
                 _temp_dir=str(folder),
             )
     except Exception as error:
-        raise HostCannot(f"Ray cannot be started on this machine: {_sentence(error)}") from error
+        raise HostCannot(f"Ray cannot be started on this machine: {first_sentence(error)}") from error
 
 
 def _join(address: str) -> None:
@@ -104,11 +109,10 @@ def _join(address: str) -> None:
         with _signals_kept():
             ray.init(address=address, configure_logging=False, log_to_driver=False)
     except Exception as error:
-        raise HostCannot(f"--address {address}: the Ray cluster cannot be used: {_sentence(error)}") from error
+        raise HostCannot(f"--address {address}: the Ray cluster cannot be used: {first_sentence(error)}") from error
 
 
 def _check_address(address: str) -> None:
-    """Raise HostCannot unless something answers at the address: Ray itself would try for minutes."""
     if address == "auto":
         return
     name, colon, port = address.rpartition(":")
@@ -123,7 +127,7 @@ def _check_address(address: str) -> None:
         ) from error
 
 
-def _sentence(error: Exception) -> str:
+def first_sentence(error: Exception) -> str:
     """The first sentence of an error, on one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return re.split(r"(?<=[a-z)])\. ", text)[0][:300].rstrip(".") + "."

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -26,11 +27,28 @@ class ClusterNode(Struct, frozen=True):
     versions: dict[str, str | None]  # None: not installed
 
 
-def alive_ids() -> set[str]:
-    """The ids of the nodes that Ray takes to be alive: it notices half a minute late that one is lost."""
+def alive() -> dict[str, dict[str, Any]]:
+    """What Ray knows of the nodes that it takes to be alive, by id: it notices half a minute late that one is lost."""
     import ray
 
-    return {each["NodeID"] for each in ray.nodes() if each["Alive"]}
+    return {each["NodeID"]: each for each in ray.nodes() if each["Alive"]}
+
+
+def alive_ids() -> set[str]:
+    """The ids of these nodes."""
+    return set(alive())
+
+
+def ask(node: str) -> Any:
+    """Ask a node what it is; `understood` makes a ClusterNode of what Ray gets as an answer."""
+    return on_node(_description(), node).remote(list(SAME))
+
+
+def understood(known: Mapping[str, Any], said: Mapping[str, Any]) -> ClusterNode:
+    """The node that Ray knows so much of, and that has answered so."""
+    cores, address = int(known["Resources"].get("CPU", 0)), known["NodeManagerAddress"]
+    rest = {key: value for key, value in said.items() if key != "host"}
+    return ClusterNode(known["NodeID"], f"{said['host']} ({address})", cores=cores, **rest)
 
 
 def nodes(only: Collection[str] | None = None, answer_s: float = ANSWER_S) -> tuple[ClusterNode, ...]:
@@ -39,21 +57,16 @@ def nodes(only: Collection[str] | None = None, answer_s: float = ANSWER_S) -> tu
     from ray.exceptions import RayError
 
     here = ray.get_runtime_context().get_node_id()
-    alive = [each for each in ray.nodes() if each["Alive"] and (only is None or each["NodeID"] in only)]
-    if not alive:
+    there = [each for each in alive().values() if only is None or each["NodeID"] in only]
+    if not there:
         return ()
-    alive.sort(key=lambda each: each["NodeID"] != here)
-    asked = [(each, on_node(_description(), each["NodeID"]).remote(list(SAME))) for each in alive]
+    there.sort(key=lambda each: each["NodeID"] != here)
+    asked = [(each, ask(each["NodeID"])) for each in there]
     ray.wait([answer for _, answer in asked], num_returns=len(asked), timeout=answer_s)
     found = []
     for each, answer in asked:
-        try:
-            said: dict[str, Any] = ray.get(answer, timeout=0)
-        except (RayError, TimeoutError):
-            continue
-        cores = int(each["Resources"].get("CPU", 0))
-        address = each["NodeManagerAddress"]
-        found.append(ClusterNode(each["NodeID"], f"{said.pop('host')} ({address})", cores=cores, **said))
+        with contextlib.suppress(RayError, TimeoutError):  # it was lost, or is not ready to answer
+            found.append(understood(each, ray.get(answer, timeout=0)))
     return tuple(found)
 
 
@@ -91,6 +104,15 @@ def on_node(function: Callable[..., Any], node: str) -> Any:
 
     place = NodeAffinitySchedulingStrategy(node, soft=False)
     return ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=place)
+
+
+def actor_on_node(kind: type, node: str, *, cores: int, threads: int) -> Any:
+    """The class as an actor for this node and no other, which takes these cores and is not started again."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    place = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(kind).options(num_cpus=cores, max_concurrency=threads, scheduling_strategy=place)
 
 
 def _description() -> Callable[[list[str]], dict[str, Any]]:

@@ -97,8 +97,9 @@ _spare: list[ZygoteProcess] = []
 
 @contextlib.contextmanager
 def zygote_started_early() -> Iterator[ZygoteProcess]:
-    """Start a zygote now; the first run inside this context uses it."""
-    _spare.append(ZygoteProcess())
+    """Start a zygote now, unless one is waiting; the first run inside this context uses it."""
+    if not _spare:
+        _spare.append(ZygoteProcess())
     try:
         yield _spare[0]
     finally:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import traceback
 from collections.abc import Callable
 
 import torch
 
 from fleetbed.emulator.machine import heap
-
-PR_SET_PDEATHSIG = 1
+from fleetbed.emulator.machine.parent import die_with
 
 
 def one_thread() -> None:
@@ -74,15 +72,3 @@ def keep_what_steps_free() -> None:
     """
     if not torch.backends.cuda.is_built():
         heap.keep_top()
-
-
-def signal_when_parent_ends(signal_: signal.Signals) -> None:
-    """Ask the kernel to send this process a signal as soon as its parent ends."""
-    heap.LIBC.prctl(PR_SET_PDEATHSIG, signal_)
-
-
-def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """Ask for this signal when the parent, given by its process id, ends."""
-    signal_when_parent_ends(by)
-    if os.getppid() != parent:  # it had ended before the line above
-        os._exit(1)

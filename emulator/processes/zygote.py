@@ -23,7 +23,8 @@ import msgspec
 import setproctitle
 
 from fleetbed.emulator.limits import Group, Limits, best_limits
-from fleetbed.emulator.processes.forking import fork, keep_what_steps_free, ready_to_fork, signal_when_parent_ends, warm
+from fleetbed.emulator.machine.parent import signal_when_parent_ends
+from fleetbed.emulator.processes.forking import fork, keep_what_steps_free, ready_to_fork, warm
 from fleetbed.emulator.processes.runner import Runner, open_runner
 from fleetbed.emulator.processes.worker import serve
 from fleetbed.emulator.wire.messages import (

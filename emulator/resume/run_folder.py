@@ -75,6 +75,12 @@ def rounds_of(folder: Path) -> int | None:
         return None
 
 
+def processor_of(folder: Path) -> str | None:
+    """The CPU type of the host that began this run, if its records say so."""
+    host = (_read_meta(folder) or {}).get("host")
+    return host.get("cpu") if isinstance(host, dict) else None
+
+
 def error_of(folder: Path) -> str | None:
     """Why this run has no result, if its records say so."""
     error = (_read_meta(folder) or {}).get("error")

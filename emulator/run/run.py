@@ -330,6 +330,7 @@ def first_facts(config: RunConfig, command: str) -> dict[str, Any]:
         "host_can": msgspec.to_builtins(examine().knobs),
         "verify": None if proved is None else msgspec.to_builtins(worst(proved)),
         "host": {
+            "name": platform.node(),
             "cpu": host.cpu_model(),
             "cores": host.cores(),
             "memory_bytes": host.memory_bytes(),

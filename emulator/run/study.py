@@ -147,12 +147,26 @@ def add_rounds(folder: Path, sets: Sequence[str]) -> None:
         )
     if now < before:
         raise BadInput(f"{folder}: rounds is {now}, but the study already has {before}, and rounds can only be added")
-    with _locked(folder, None):
+    with locked(folder, None):
         for config in runs(asked):
             path = folder / config.name
             if run_folder.standing(path) not in ("absent", "unstarted"):
                 run.check_resumable(config, path, search=study.folders)
         _write(folder, msgspec.structs.replace(study, experiment=asked))
+
+
+def choose_runs(folder: Path, experiment: Experiment, only: str | None) -> list[RunConfig]:
+    """Return the run with this name, or all runs of the study. Raises BadInput if there is no such run."""
+    configs = runs(experiment)
+    names = [config.name for config in configs]
+    if only is not None and only not in names:
+        raise BadInput(f"{folder} has no run {only!r}; its runs are {', '.join(names)}")
+    return [config for config in configs if only in (None, config.name)]
+
+
+def is_finished(folder: Path, config: RunConfig) -> bool:
+    """Whether this run has ended, with a result or without one, after all of its rounds."""
+    return run_folder.standing(folder) in ("done", "empty") and run_folder.rounds_of(folder) == config.experiment.rounds
 
 
 def resume_study(folder: Path, observer: Observer, only: str | None = None, carrier: Carrier = run) -> list[Path]:
@@ -164,19 +178,15 @@ def resume_study(folder: Path, observer: Observer, only: str | None = None, carr
     folder, own = locate_study(folder)
     only = only or own
     study = open_study(folder)
-    configs = runs(study.experiment)
-    names = [config.name for config in configs]
-    if only is not None and only not in names:
-        raise BadInput(f"{folder} has no run {only!r}; its runs are {', '.join(names)}")
-    with _locked(folder, only):
+    configs, chosen = runs(study.experiment), choose_runs(folder, study.experiment, only)
+    with locked(folder, only):
         for number, config in enumerate(configs, 1):
-            if only in (None, config.name):
+            if config in chosen:
                 observer.say(f"run {number} of {len(configs)}: {config.name}")
                 try:
                     _carry_out(study, folder / config.name, config, observer, carrier)
                 except run.NothingMerged as error:  # raised at the end, from the records
                     observer.say(f"no result: {error}")
-    chosen = [config for config in configs if only in (None, config.name)]
     conclude(folder, chosen, observer)
     return [folder / config.name for config in chosen]
 
@@ -198,7 +208,7 @@ def conclude(folder: Path, configs: Sequence[RunConfig], observer: Observer) -> 
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, only: str | None) -> Iterator[None]:
+def locked(folder: Path, only: str | None) -> Iterator[None]:
     """Lock the whole study against other processes, or one run of it, so that others can carry out other runs."""
     if only is None:
         with _lock(folder / LOCK, fcntl.LOCK_EX):
@@ -243,7 +253,7 @@ def _carry_out(study: Study, path: Path, config: RunConfig, observer: Observer, 
         run_folder.clear(path)
     if standing in ("absent", "unstarted"):
         carrier.start(config, path, search=study.folders, command=study.command, observer=observer)
-    elif standing in ("done", "empty") and run_folder.rounds_of(path) == config.experiment.rounds:
+    elif is_finished(path, config):
         observer.say("already done" if standing == "done" else "already ended, with no result")
     else:
         carrier.resume(config, path, search=study.folders, observer=observer)

@@ -84,7 +84,10 @@ def test_the_forecast_matches_the_run(tmp_path: Path) -> None:
         (["run", "--resume", ".", "--out", "x"], "--out cannot be used with --resume"),
         (["run", "--resume", ".", "--profiles", "."], "--profiles cannot be used with --resume"),
         (["run", "--resume", ".", "--only", "a", "--jobs", "2"], "--only RUN cannot be used with --jobs"),
-        (["run", "demo", "--address", "a:1"], "--address a:1 is for processes: ray, which no run of this study has."),
+        (
+            ["run", "demo", "--address", "a:1"],
+            "--address a:1 is for --on ray, and for processes: ray, which no run has.",
+        ),
         (["run", "demo", *OVER_RAY, "--jobs", "2"], "a run with processes: ray uses all cores of all nodes; remove"),
         (["run", "--resume", ".", "--only", "a", "--set", "rounds=9"], "--set cannot be used with --only"),
         (["run", "--resume", ".", "--set", "rounds=9"], "not the folder of a study"),

@@ -192,3 +192,35 @@ def test_a_disturbed_calibration_is_one_caution_for_all_runs(tmp_path: Path) -> 
         "calibration of the host (others kept 0.9 cores busy; others kept 1.1 cores busy)."
     ]
     assert not any("calibration" in note for note in cautions(series_of(runs)))
+
+
+def on_hosts(folder: Path, **hosts: tuple[str, str]) -> list[str]:
+    """The cautions about runs of two methods and two seeds, on these hosts by name and CPU type, else on `one`."""
+    runs = []
+    for run in open_runs([write_study(folder / "study", methods=("fedavg", "fedprox"), seeds=(1, 2))]):
+        name, cpu = hosts.get(run.name.replace("-sync-", "_"), ("one", "A"))
+        runs.append(replace(run, meta={**run.meta, "host": {"name": name, "cpu": cpu}}))
+    return [note for note in cautions(series_of(runs)) if "processor" in note]
+
+
+def test_pairs_on_unequal_processors_are_a_caution(tmp_path: Path) -> None:
+    assert on_hosts(tmp_path, fedprox_2=("two", "B")) == [
+        "Runs that are compared were carried out on different processors, so part of a difference may come from these: "
+        "seed 2: fedavg on A, fedprox on B."
+    ]
+
+
+def test_equal_pairs_on_unequal_processors_are_named(tmp_path: Path) -> None:
+    assert on_hosts(tmp_path, fedavg_2=("two", "B"), fedprox_2=("two", "B")) == [
+        "Runs were carried out on different processors, but those of one seed on the same: seed 1: A; seed 2: B."
+    ]
+
+
+def test_several_hosts_with_one_processor_are_named(tmp_path: Path) -> None:
+    assert on_hosts(tmp_path, fedprox_2=("two", "A")) == [
+        "The runs were carried out on 2 hosts with the same processor, A."
+    ]
+
+
+def test_one_host_needs_no_word(tmp_path: Path) -> None:
+    assert on_hosts(tmp_path) == []

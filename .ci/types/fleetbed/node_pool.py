@@ -1,0 +1,1 @@
+../../../api/node_pool.py

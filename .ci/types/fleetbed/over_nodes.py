@@ -1,0 +1,1 @@
+../../../api/over_nodes.py
