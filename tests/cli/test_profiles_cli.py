@@ -44,7 +44,7 @@ def test_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "profiles", "list", "--json")
     found = json.loads(out)
     assert code == 0
-    assert [(kind, len(rows)) for kind, rows in found.items()][:3] == [("devices", 35), ("links", 15), ("fleets", 11)]
+    assert [(kind, len(rows)) for kind, rows in found.items()][:3] == [("devices", 35), ("links", 15), ("fleets", 12)]
     pi5 = next(row for row in found["devices"] if row["name"] == "raspberry-pi-5-8gb")
     assert (pi5["rate_gflops"], pi5["cap_mib"], pi5["memory"]["available_mib"]) == (70.3, 7526 - 215, 7526)
     demo = next(row for row in found["fleets"] if row["name"] == "demo")

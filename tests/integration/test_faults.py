@@ -114,10 +114,10 @@ def test_a_client_state_that_cannot_be_written_ends_the_run_which_can_be_resumed
     sets = ("processes=inline", "algorithms=[{name: fedhe, params: {batch: 4}}]", "evaluation.every=2")
     whole = results(go(*sets, folder=tmp_path / "whole"))
 
-    def save_bundle(path: Path, bundle: Bundle) -> None:
+    def save_bundle(path: Path, bundle: Bundle, *, cached: bool = True) -> None:
         if path.stem == "task-00000009":  # of the second round
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        storage.save_bundle(path, bundle)
+        storage.save_bundle(path, bundle, cached=cached)
 
     with monkeypatch.context() as patch:
         patch.setattr(task_runner, "save_bundle", save_bundle)

@@ -206,7 +206,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, stopped: 
 def test_if_every_checkpoint_is_damaged_the_message_gives_advice(stopped: Path) -> None:
     for path in _checkpoints(stopped):
         damage(path, at=0.01)  # in the header, where no tensor lies
-    with pytest.raises(Exception, match=r"checkpoint-.*checkpoint-.*move .* away, and --resume carries"):
+    with pytest.raises(Exception, match=r"checkpoint-.*checkpoint-.*move .* away, and --resume starts"):
         resume_study(stopped, Observer())
 
 
