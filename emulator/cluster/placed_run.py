@@ -28,6 +28,7 @@ REPORT_S = 1.0  # after which a node reports even if there is nothing new
 COPY_S = 2.0  # between two copies of the folder,
 SHARE = 20  # or as many times as long as the last copy took, if that is longer
 MOST_BYTES = 32 << 20  # of files in one report, unless a single one is larger
+WATCH_S = 0.5  # between two looks whether the node is still one of the cluster
 PREFIX = "fleetbed-run-"
 #: Ray sets these in its workers, and a run must not notice: the number of threads may change the last bits of a result
 OF_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV")
@@ -64,6 +65,7 @@ class PlacedRun:
         self._is_final = False  # whether the copy was begun after the run had ended
         self._now_mark = 0
         self._copied_s, self._pause_s = time.monotonic(), COPY_S
+        threading.Thread(target=_end_with_node, args=(os.getppid(),), daemon=True).start()
         # the kernel watches the thread that starts a process, so it must live as long as that
         threading.Thread(target=self._carry_out, daemon=True).start()
 
@@ -173,3 +175,10 @@ class PlacedRun:
                 self._now_mark = mark
                 return path.read_bytes()
         return None
+
+
+def _end_with_node(raylet: int) -> None:
+    """End this process when its node has left the cluster: Ray lets it work on, although nobody awaits its results."""
+    while os.getppid() == raylet:
+        time.sleep(WATCH_S)
+    os._exit(1)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from typing import Any
 import psutil
 import pytest
 from same_runs import results
+from small_runs import query
 
 from fleetbed.emulator.engine.observer import Observer
 from fleetbed.emulator.run.study import new_study, start_study
-from fleetbed.node_pool import node_pool
+from fleetbed.node_pool import NodePool, node_pool
 from fleetbed.over_nodes import run_over_nodes
 from fleetbed.profiles.experiment import runs
 from fleetbed.profiles.resolve import load_experiment, search_folders
@@ -32,7 +34,7 @@ pytestmark = [
         reason="Ray is not installed: pip install 'fleetbed[ray]'",
     ),
 ]
-STORE_BYTES = 80 << 20
+NODE = {"object_store_memory": 80 << 20}
 WAIT_S = 120.0
 OWN = """
 import time
@@ -102,7 +104,7 @@ def cluster() -> Iterator[Any]:
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", None)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+        head = {"num_cpus": 0, "include_dashboard": False, **NODE}
         found = Cluster(initialize_head=True, head_node_args=head)
         try:
             for _ in range(2):
@@ -119,7 +121,7 @@ def bench(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 
 def add_node(cluster: Any) -> Any:
-    return cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+    return cluster.add_node(num_cpus=1, **NODE)
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -146,29 +148,43 @@ def has_begun(run: Path) -> bool:
 def carry_out(bench: Bench, study: Path, meanwhile: Callable[[list[str]], None]) -> list[str]:
     """Carry out the study on the cluster, and do something meanwhile; return what was said."""
     said: list[str] = []
-    failed: list[BaseException] = []
-
-    def disturb() -> None:
-        try:
-            meanwhile(said)
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            failed.append(error)
-        finally:
-            bench.gate.touch()
-
     bench.gate.unlink(missing_ok=True)
     with (
         node_pool(bench.cluster.address, bench.experiment, bench.search) as pool,
         new_study(bench.experiment, study, search=bench.search, command=""),
+        ThreadPoolExecutor(1) as aside,  # nodes can be added in the main thread only
     ):
-        thread = threading.Thread(target=disturb)
-        thread.start()
+        runs_done = aside.submit(run_over_nodes, study, runs(bench.experiment), bench.search, pool, said.append)
         try:
-            run_over_nodes(study, runs(bench.experiment), bench.search, pool, said.append)
+            meanwhile(said)
         finally:
-            thread.join()
-    assert not failed, (failed, said)
+            bench.gate.touch()
+        runs_done.result(WAIT_S)
     return said
+
+
+def test_a_killed_node_and_one_that_joins_change_nothing_without_a_shared_folder(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # all nodes of this machine see its folders
+    monkeypatch.setattr(NodePool, "_ask_for_folder", lambda *_: None)
+    study = tmp_path / "study"
+
+    def lose_one(said: list[str]) -> None:
+        wait_for(lambda: sum(has_begun(study / name) for name in bench.names) == 2)
+        node = next(iter(bench.cluster.worker_nodes))
+        psutil.Process(node.all_processes["raylet"][0].process.pid).kill()
+        wait_for(lambda: any("was lost" in line for line in said))
+        add_node(bench.cluster)
+        wait_for(lambda: any("has joined" in line for line in said))
+
+    said = carry_out(bench, study, lose_one)
+    assert bench.results(study) == bench.undisturbed
+    assert sum("continuing after merge" in line for line in said) == 1
+    (notice,) = [row for name in bench.names for row in query(study / name, "SELECT kind, text FROM notices")]
+    assert notice[0] == "node"
+    assert "was lost" in notice[1]
+    wait_for(lambda: not list(Path(tempfile.gettempdir()).glob("fleetbed-run-*")))
 
 
 def test_a_killed_worker_changes_nothing_in_a_shared_folder(bench: Bench, tmp_path: Path) -> None:
@@ -182,6 +198,36 @@ def test_a_killed_worker_changes_nothing_in_a_shared_folder(bench: Bench, tmp_pa
 
     carry_out(bench, study, kill_worker)
     assert bench.results(study) == bench.undisturbed
+
+
+def command(bench: Bench, *arguments: object) -> subprocess.Popen[str]:
+    line = [sys.executable, "-m", "fleetbed.cli.main", "run", *map(str, arguments), "--on", "ray"]
+    return subprocess.Popen([*line, "--address", bench.cluster.address], stderr=subprocess.PIPE, text=True)
+
+
+def test_a_command_that_is_interrupted_or_killed_resumes(bench: Bench, tmp_path: Path) -> None:
+    study, name = tmp_path / "study", bench.names[0]
+    bench.gate.unlink(missing_ok=True)
+    ends = []
+    for how, arguments in (
+        (signal.SIGINT, (bench.file, "--out", study)),
+        (signal.SIGKILL, ("--resume", study)),
+    ):
+        with command(bench, *arguments) as driver:
+            assert driver.stderr is not None
+            wait_for(lambda: f"{name}: starting 8 clients" in driver.stderr.readline())
+            driver.send_signal(how)
+            ends.append((driver.wait(WAIT_S), driver.stderr.read()))
+    assert ends[0][0] == 130
+    assert f"interrupted; continue with: fleetbed run --on ray --resume {study}" in ends[0][1]
+    assert ends[1][0] == -signal.SIGKILL
+    bench.gate.touch()
+    with command(bench, "--resume", study) as driver:
+        assert driver.stderr is not None
+        said = driver.stderr.read()
+        assert driver.wait() == 0, said
+    assert bench.results(study) == bench.undisturbed
+    wait_for(lambda: not [each for node in bench.cluster.worker_nodes for each in below(node, "fleetbed")])
 
 
 def test_a_cluster_that_does_not_answer_is_refused_before_anything_starts(bench: Bench, tmp_path: Path) -> None:
