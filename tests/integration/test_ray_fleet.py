@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
+import multiprocessing.util
 import shutil
 import signal
 import tempfile
@@ -76,6 +76,7 @@ def cluster() -> Iterator[Any]:
     """A cluster with a head without cores and two nodes with one each; this process is connected to it."""
     from ray.cluster_utils import Cluster
 
+    multiprocessing.util.get_temp_dir()  # later tests use it, so it must not be in the folder below
     folder = tempfile.mkdtemp(prefix="fb-", dir="/tmp")  # the path of a socket must be short
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", folder)

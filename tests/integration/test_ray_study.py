@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.util
 import shutil
 import signal
 import subprocess
@@ -99,11 +100,13 @@ def cluster() -> Iterator[Any]:
     """A cluster with a head without cores and two nodes with one each."""
     from ray.cluster_utils import Cluster
 
+    multiprocessing.util.get_temp_dir()  # later tests use it, so it must not be in the folder below
     folder = tempfile.mkdtemp(prefix="fb-", dir="/tmp")  # the path of a socket must be short
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", None)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # so that it listens on 127.0.0.1, as on a laptop
         head = {"num_cpus": 0, "include_dashboard": False, **NODE}
         found = Cluster(initialize_head=True, head_node_args=head)
         try:
