@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing.util
-import shutil
+import multiprocessing
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from killed_runs import KillIt, in_third_round
+from ray_cluster import needs_ray, ray_cluster
 from same_runs import results
 from small_runs import TINIER, query
 
@@ -28,16 +27,9 @@ from fleetbed.emulator.run import run
 from fleetbed.profiles.experiment import runs
 from fleetbed.profiles.resolve import load_experiment
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not any(each.metadata["Name"] == "ray" for each in metadata.distributions()),
-        reason="Ray is not installed: pip install 'fleetbed[ray]'",
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_ray]
 #: every client keeps a model of its own, which is what is evaluated
 SETS = (*TINIER, "algorithms=[{name: fedhe, params: {batch: 4}}]", "rounds=3", "participation.ratio=0.5")
-STORE_BYTES = 80 << 20
 NOTICES = "SELECT text FROM notices WHERE kind = 'node'"
 
 
@@ -73,30 +65,9 @@ def fact(folder: Path, key: str) -> Any:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A cluster with a head without cores and two nodes with one each; this process is connected to it."""
-    from ray.cluster_utils import Cluster
-
-    multiprocessing.util.get_temp_dir()  # later tests use it, so it must not be in the folder below
-    folder = tempfile.mkdtemp(prefix="fb-", dir="/tmp")  # the path of a socket must be short
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", folder)
-        patch.setattr(tempfile, "tempdir", None)
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # so that it listens on 127.0.0.1, as on a laptop
-        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES}
-        found = Cluster(initialize_head=True, head_node_args=head)
-        try:
-            for _ in range(2):
-                add_node(found)
-            with connected(found.address):
-                yield found
-        finally:
-            found.shutdown()
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def add_node(cluster: Any) -> Any:
-    return cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+    """A cluster that this process is connected to."""
+    with ray_cluster() as found, connected(found.address):
+        yield found
 
 
 @pytest.fixture(scope="module")

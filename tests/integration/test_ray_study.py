@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing.util
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +10,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from ray_cluster import add_node, needs_ray, ray_cluster
 from same_runs import results
 from small_runs import query
 
@@ -28,14 +26,7 @@ from fleetbed.over_nodes import run_over_nodes
 from fleetbed.profiles.experiment import runs
 from fleetbed.profiles.resolve import load_experiment, search_folders
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not any(each.metadata["Name"] == "ray" for each in metadata.distributions()),
-        reason="Ray is not installed: pip install 'fleetbed[ray]'",
-    ),
-]
-NODE = {"object_store_memory": 80 << 20}
+pytestmark = [pytest.mark.slow, needs_ray]
 WAIT_S = 120.0
 OWN = """
 import time
@@ -97,34 +88,13 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A cluster with a head without cores and two nodes with one each."""
-    from ray.cluster_utils import Cluster
-
-    multiprocessing.util.get_temp_dir()  # later tests use it, so it must not be in the folder below
-    folder = tempfile.mkdtemp(prefix="fb-", dir="/tmp")  # the path of a socket must be short
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", folder)
-        patch.setattr(tempfile, "tempdir", None)
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # so that it listens on 127.0.0.1, as on a laptop
-        head = {"num_cpus": 0, "include_dashboard": False, **NODE}
-        found = Cluster(initialize_head=True, head_node_args=head)
-        try:
-            for _ in range(2):
-                add_node(found)
-            yield found
-        finally:
-            found.shutdown()
-            shutil.rmtree(folder, ignore_errors=True)
+    with ray_cluster() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
 def bench(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(tmp_path_factory.mktemp("gated"), cluster)
-
-
-def add_node(cluster: Any) -> Any:
-    return cluster.add_node(num_cpus=1, **NODE)
 
 
 def wait_for(condition: Callable[[], object]) -> None:
