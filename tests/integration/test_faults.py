@@ -128,20 +128,20 @@ def test_a_client_state_that_cannot_be_written_ends_the_run_which_can_be_resumed
 
 
 @pytest.mark.slow
-def test_a_hundred_rounds_with_every_fault(go: Start) -> None:
+def test_two_hundred_rounds_with_every_fault(go: Start) -> None:
     kinds = ["drop", "duplicate", "delay", "garble", "cut", "kill", "slow disk"]
-    plan = {round_: kinds[round_ // 5 % len(kinds)] for round_ in range(5, 96, 5)}
-    plan |= {26: "stop", 71: "stop"}
+    plan = {round_: kinds[round_ // 5 % len(kinds)] for round_ in range(5, 196, 5)}
+    plan |= {51: "stop", 131: "stop"}
     if can_squeeze():
-        plan |= {12: "oom", 42: "oom", 82: "oom"}
+        plan |= {32: "oom", 82: "oom", 122: "oom"}
     saboteur = Saboteur(plan)
     folder = go(
-        "rounds=100",
+        "rounds=200",
         "timing.source=enforced",
         "participation.ratio=0.5",
         "training.epochs=3",
         "training.max_steps=3",
-        "evaluation.every=25",
+        "evaluation.every=50",
         observer=saboteur,
     )
     outcomes = Counter(outcome for (outcome,) in query(folder, "SELECT outcome FROM tasks"))
@@ -149,9 +149,9 @@ def test_a_hundred_rounds_with_every_fault(go: Start) -> None:
         Counter(fault for fault, _, _ in saboteur.done), outcomes, saboteur.samples[0], saboteur.samples[-1], sep="\n"
     )
     assert len(saboteur.done) == len(plan)
-    assert query(folder, "SELECT max(round) FROM rounds") == [(100,)]
+    assert query(folder, "SELECT max(round) FROM rounds") == [(200,)]
     # each task has one outcome, and none is missing
-    assert query(folder, "SELECT count(*), max(task) + 1 FROM tasks WHERE outcome != ''") == [(400, 400)]
+    assert query(folder, "SELECT count(*), max(task) + 1 FROM tasks WHERE outcome != ''") == [(800, 800)]
     assert outcomes["hang"] >= 2
     assert outcomes["crash"] >= 3
     assert not can_squeeze() or 1 <= outcomes["oom"] <= 3

@@ -318,7 +318,7 @@ def test_an_enforced_run_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sets", [("rounds=8",), ("rounds=8", "policies=[{kind: async}]")], ids=["sync", "async"])
+@pytest.mark.parametrize("sets", [("rounds=12",), ("rounds=12", "policies=[{kind: async}]")], ids=["sync", "async"])
 def test_kills_at_random_moments(tmp_path: Path, sets: tuple[str, ...]) -> None:
     """Four whenever it happens, two with a checkpoint half written."""
     whole = results(study(tmp_path / "whole", *sets))
@@ -332,7 +332,7 @@ def test_kills_at_random_moments(tmp_path: Path, sets: tuple[str, ...]) -> None:
         with said.open("ab") as errors:
             return subprocess.Popen(life, stderr=errors, stdout=subprocess.DEVNULL)
 
-    for number in range(6):
+    for number in range(10):
         words = ["run", "--resume", str(folder)] if (folder / "study.json").exists() else begin
         if number % 3 == 2:
             life = [sys.executable, "-c", DOOMED, "checkpoint", str(draw.randint(1, 2)), *words]
