@@ -137,6 +137,7 @@ TEXTS: dict[str, dict[str, str]] = {
     },
     "Evaluation": {
         "every": "Rounds between two evaluations.",
+        "changes": "Patterns of the weights whose change by each merge of an evaluated round is kept for plots.",
         "batch": "Samples that are tested at once.",
         "targets": (
             "The report shows the time and cost to reach them: accuracies from 0 to 1, or mean absolute errors "

@@ -245,11 +245,14 @@ class Evaluation(Profile, frozen=True, kw_only=True):
     """Evaluation after every `every` rounds; the report shows the time to reach each of `targets`.
 
     They are accuracies from 0 to 1 or, where labels are numbers, mean absolute errors in the unit of the labels.
+    `changes` are patterns of weights, such as `layer3.*.conv?.weight`, whose change by each merge of those rounds is
+    kept in the run's folder.
     """
 
     every: Count = 1
     batch: Batch = 256
     targets: tuple[NonNegative, ...] = ()
+    changes: tuple[str, ...] = ()
 
 
 class Budgets(Profile, frozen=True, kw_only=True):

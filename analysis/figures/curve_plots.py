@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 from statistics import mean
 from typing import Any
@@ -231,6 +231,35 @@ def grouped_bars(axes: Axes, series: Sequence[Series], values: dict[str, dict[st
     axes.set_xticks(range(len(groups)), [plain(group) for group in groups])
     axes.grid(axis="x", visible=False)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def grouped_boxes(axes: Axes, series: Sequence[Series], values: dict[str, dict[str, dict[str, float]]]) -> None:
+    """Draw a group of boxes per key of `values[label]`, one box per series, each as `percentiles` returns it."""
+    groups = list(dict.fromkeys(group for found in values.values() for group in found))
+    look, thick = looks(series), 0.8 / len(series)
+    for number, one in enumerate(series):
+        shown = [(place, values[one.label][g]) for place, g in enumerate(groups) if g in values[one.label]]
+        axes.bxp(
+            [box for _, box in shown],
+            positions=[place + (number - (len(series) - 1) / 2) * thick for place, _ in shown],
+            widths=thick * 0.8,
+            showfliers=False,
+            patch_artist=True,
+            boxprops={"facecolor": look[one.label].colour, "linewidth": 0.5},
+            medianprops={"color": "white"},
+            whiskerprops={"linewidth": 0.7},
+            capprops={"linewidth": 0.7},
+            manage_ticks=False,
+        )
+        axes.plot([], [], color=look[one.label].colour, linewidth=6, label=legend_label(one.label))
+    axes.set_xticks(range(len(groups)), [plain(group) for group in groups], rotation=90, fontsize=7)
+    axes.grid(axis="x", visible=False)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def percentiles(values: Any, at: Mapping[str, float]) -> dict[str, float]:
+    """Return the percentiles of a box, by matplotlib's names of its parts."""
+    return {part: float(np.percentile(values, percent)) for part, percent in at.items()}
 
 
 def _final_by_variant(one: Series) -> dict[str, list[float]]:

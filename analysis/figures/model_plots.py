@@ -12,7 +12,7 @@ from matplotlib.ticker import LogFormatter, NullFormatter
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetbed.analysis.figures.curve_plots import grouped_bars, new_figure
+from fleetbed.analysis.figures.curve_plots import grouped_bars, grouped_boxes, new_figure, percentiles
 from fleetbed.analysis.figures.nets import (
     FinalModel,
     dataset_of,
@@ -22,7 +22,7 @@ from fleetbed.analysis.figures.nets import (
     test_samples,
 )
 from fleetbed.analysis.figures.similarity import Floats, cka_matrix, off_diagonal_mean, pca, tsne
-from fleetbed.analysis.figures.style import COLOURS, MARKERS, RC, legend_label, looks
+from fleetbed.analysis.figures.style import COLOURS, MARKERS, RC, legend_label
 from fleetbed.analysis.tables.series import Series
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.yaml_text import plain
@@ -104,7 +104,7 @@ def feature_figures(series: Sequence[Series]) -> dict[str, Figure]:
             figure.suptitle(
                 f"{plain(one.label)}: features of {len(x)} test samples in {len(models)} models", fontsize=10
             )
-        found[_file_name("features", one.label, found)] = figure
+        found[file_name("features", one.label, found)] = figure
     return found
 
 
@@ -154,38 +154,15 @@ def updates_figure(series: Sequence[Series]) -> Figure:
             for name, tensor in model.net.named_parameters()
             if name.endswith("weight") and tensor.ndim > 1
         }
-        boxes[one.label] = {
-            layer: {key: float(np.percentile(values, p)) for key, p in PERCENTILES.items()}
-            for layer, values in moved.items()
-        }
-    layers = list(dict.fromkeys(layer for found in boxes.values() for layer in found))
-    look, thick = looks(series), 0.8 / len(series)
+        boxes[one.label] = {layer: percentiles(values, PERCENTILES) for layer, values in moved.items()}
+    layers = {layer for found in boxes.values() for layer in found}
     with mpl.rc_context(RC):
         figure, axes = new_figure(max(5.0, 0.34 * len(layers) + 1.2), 3.6)
-        for number, one in enumerate(series):
-            shown = [
-                (place, boxes[one.label][layer]) for place, layer in enumerate(layers) if layer in boxes[one.label]
-            ]
-            axes.bxp(
-                [box for _, box in shown],
-                positions=[place + (number - (len(series) - 1) / 2) * thick for place, _ in shown],
-                widths=thick * 0.8,
-                showfliers=False,
-                patch_artist=True,
-                boxprops={"facecolor": look[one.label].colour, "linewidth": 0.5},
-                medianprops={"color": "white"},
-                whiskerprops={"linewidth": 0.7},
-                capprops={"linewidth": 0.7},
-                manage_ticks=False,
-            )
-            axes.plot([], [], color=look[one.label].colour, linewidth=6, label=legend_label(one.label))
+        grouped_boxes(axes, series, boxes)
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(LogFormatter())  # the default writes formulas, which RC turns off
         axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.set_xticks(range(len(layers)), layers, rotation=90, fontsize=7)
         axes.set_ylabel("Change of a weight, last − first state\n(5, 25, 50, 75, 95 % of |Δw|)")
-        axes.grid(axis="x", visible=False)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 
@@ -197,7 +174,7 @@ def _short_name(model: FinalModel) -> str:
     return model.variant if model.client is None else f"{model.client:03d} {model.variant}"
 
 
-def _file_name(kind: str, label: str, taken: Collection[str]) -> str:
+def file_name(kind: str, label: str, taken: Collection[str]) -> str:
     """Return a file name for the label that is short, portable and not in use."""
     clean = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in label)[:80]
     names = (f"{kind}_{clean}{end}" for end in ["", *(f"_{number}" for number in range(2, len(taken) + 3))])

@@ -30,6 +30,7 @@ KINDS = {
     "cka": "CKA between the final models, per stage",
     "features": "PCA and t-SNE of the final models' features",
     "updates": "how far the weights of each layer moved",
+    "gradients": "the changes that a run kept by evaluation.changes",
     "inco": "InCo's theta and beta",
     "partition": "label distribution of the clients",
 }
@@ -98,6 +99,10 @@ def _draw(kind: str, series: list[Series], targets: Sequence[float]) -> dict[str
         if kind == "updates":
             return {kind: model_plots.updates_figure(series)}
         return model_plots.cka_figures(series) if kind == "cka" else model_plots.feature_figures(series)
+    if kind == "gradients":
+        from fleetbed.analysis.figures.gradient_plots import gradient_figures
+
+        return gradient_figures(series)
     if kind == "partition":
         from fleetbed.analysis.figures.partition_plot import partition_figure
 

@@ -30,7 +30,7 @@ FILES = (
     "now.json.part",
     "error.log",
 )
-FOLDERS = ("state", "models")
+FOLDERS = ("state", "models", "changes")
 
 Standing = Literal["absent", "unstarted", "unfinished", "empty", "done"]
 

@@ -39,7 +39,8 @@ def results(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {name: query(folder, sql) for name, sql in tables.items()}
     assert found["tasks"]
     assert found["evaluations"]
-    return {"weights": weights(folder), **found}
+    changes = {path.name: path.read_bytes() for path in (folder / "changes").glob("*")}
+    return {"weights": weights(folder), "changes": changes, **found}
 
 
 def failures(folder: Path) -> list[tuple[Any, ...]]:
