@@ -138,6 +138,7 @@ TEXTS: dict[str, dict[str, str]] = {
     "Evaluation": {
         "every": "Rounds between two evaluations.",
         "changes": "Patterns of the weights whose change by each merge of an evaluated round is kept for plots.",
+        "client_models": "Keep the models that clients sent for those merges, whose similarity `plot cka` then draws.",
         "batch": "Samples that are tested at once.",
         "targets": (
             "The report shows the time and cost to reach them: accuracies from 0 to 1, or mean absolute errors "

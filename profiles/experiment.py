@@ -246,13 +246,14 @@ class Evaluation(Profile, frozen=True, kw_only=True):
 
     They are accuracies from 0 to 1 or, where labels are numbers, mean absolute errors in the unit of the labels.
     `changes` are patterns of weights, such as `layer3.*.conv?.weight`, whose change by each merge of those rounds is
-    kept in the run's folder.
+    kept in the run's folder, and with `client_models` so are the models that clients sent for them.
     """
 
     every: Count = 1
     batch: Batch = 256
     targets: tuple[NonNegative, ...] = ()
     changes: tuple[str, ...] = ()
+    client_models: bool = False
 
 
 class Budgets(Profile, frozen=True, kw_only=True):

@@ -12,11 +12,39 @@ from safetensors import SafetensorError, safe_open
 
 from fleetbed.analysis.figures.similarity import Floats, linear_cka
 from fleetbed.analysis.tables.runs import Run
-from fleetbed.emulator.records.changes import Changes
+from fleetbed.emulator.method.bundle import Bundle
+from fleetbed.emulator.records.kept_merges import CHANGES, kept_files
 from fleetbed.emulator.wire.storage import Damaged, load_bundle
 from fleetbed.profiles.errors import BadInput
 
 _ROUND = re.compile(r'"round": (\d+)')
+
+
+def files_by_round(run: Run, folder: str) -> dict[int, Path]:
+    """Return the files of kept merges by round; of several in one round, the last."""
+    found = {}
+    for path in kept_files(run.folder, folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                about = (file.metadata() or {}).get("values", "")
+        except (SafetensorError, OSError) as error:
+            raise damaged(path, error) from error
+        if (match := _ROUND.search(about)) is None:
+            raise damaged(path, "its round is missing")
+        found[int(match[1])] = path
+    return found
+
+
+def load_kept(path: Path) -> Bundle:
+    """Load what was kept of a merge."""
+    try:
+        return load_bundle(path)
+    except Damaged as error:
+        raise damaged(path, error) from error
+
+
+def damaged(path: Path, why: object) -> BadInput:
+    return BadInput(f"{path}: not what was kept of a merge ({why}); copy the run again.")
 
 
 class KeptChanges:
@@ -28,16 +56,7 @@ class KeptChanges:
     @cached_property
     def files(self) -> dict[int, Path]:
         """The files by round."""
-        found = {}
-        for path in Changes(self._run.folder, self._run.config.experiment.evaluation).files():
-            try:
-                with safe_open(path, framework="pt") as file:
-                    about = (file.metadata() or {}).get("values", "")
-            except (SafetensorError, OSError) as error:
-                raise _damaged(path, error) from error
-            if (match := _ROUND.search(about)) is None:
-                raise _damaged(path, "its round is missing")
-            found[int(match[1])] = path
+        found = files_by_round(self._run, CHANGES)
         if not found:
             raise BadInput(
                 f"{self._run.folder}: it kept no changes of weights; choose a run with evaluation.changes, such as "
@@ -52,21 +71,13 @@ class KeptChanges:
 
     def of(self, round_: int) -> dict[str, Floats]:
         """Return the changes of a round, by the names of the tensors."""
-        path = self.files[round_]
-        try:
-            tensors = load_bundle(path).tensors
-        except Damaged as error:
-            raise _damaged(path, error) from error
+        tensors = load_kept(self.files[round_]).tensors
         return {name: tensor.double().numpy() for name, tensor in tensors.items()}
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
     """Return a key by which block 7 comes before block 11."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
-
-
-def _damaged(path: Path, why: object) -> BadInput:
-    return BadInput(f"{path}: not the intact changes of a merge ({why}); copy the run again.")
 
 
 def common_layers(runs: Sequence[KeptChanges]) -> list[str]:

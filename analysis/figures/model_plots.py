@@ -12,9 +12,11 @@ from matplotlib.ticker import LogFormatter, NullFormatter
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetbed.analysis.figures.curve_plots import grouped_bars, grouped_boxes, new_figure, percentiles
+from fleetbed.analysis.figures.changes import files_by_round
+from fleetbed.analysis.figures.curve_plots import accuracy_axes, grouped_bars, grouped_boxes, new_figure, percentiles
 from fleetbed.analysis.figures.nets import (
     FinalModel,
+    client_models,
     dataset_of,
     final_models,
     initial_tensors,
@@ -22,31 +24,80 @@ from fleetbed.analysis.figures.nets import (
     test_samples,
 )
 from fleetbed.analysis.figures.similarity import Floats, cka_matrix, off_diagonal_mean, pca, tsne
-from fleetbed.analysis.figures.style import COLOURS, MARKERS, RC, legend_label
+from fleetbed.analysis.figures.style import COLOURS, MARKERS, RC, legend_label, looks
+from fleetbed.analysis.tables.curves import counted, mean_accuracy
 from fleetbed.analysis.tables.series import Series
+from fleetbed.emulator.records.kept_merges import CLIENTS
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.yaml_text import plain
 
 CKA_SAMPLES = 256
+CKA_ROUNDS = 12  # of those whose models were kept
 FEATURE_POINTS = 420  # over all models
 PERCENTILES = {"whislo": 5, "q1": 25, "med": 50, "q3": 75, "whishi": 95}
 
 
 def cka_figures(series: Sequence[Series]) -> dict[str, Figure]:
-    """Draw heat maps of CKA between the final models, by method and stage, and their means as bars."""
+    """Draw heat maps of CKA between models, by method and stage, their means as bars, and how those go with accuracy.
+
+    The models are those that clients sent for the last merge, if the run kept them, and otherwise the final ones.
+    """
     matrices: dict[str, dict[str, Floats]] = {}
     names: dict[str, list[str]] = {}
     for one in series:
         run = one.runs[0]
         dataset = dataset_of(run)
-        models = final_models(run, dataset)
+        sent = files_by_round(run, CLIENTS)
+        models = client_models(run, dataset, sent[max(sent)]) if sent else final_models(run, dataset)
         if len(models) < 2:
-            raise BadInput(f"plot cka: {run.folder} ended with a single model, so there is nothing to compare it with.")
+            raise BadInput(
+                f"plot cka: {run.folder} ended with a single model, so there is nothing to compare it with; a run with "
+                f"evaluation.client_models keeps those of the clients."
+            )
         x, _ = test_samples(dataset, CKA_SAMPLES)
         activations = stage_activations(models, x)
         matrices[one.label] = {s: cka_matrix([_floats(v) for v in values]) for s, values in activations.items()}
         names[one.label] = [_short_name(model) for model in models]
-    return {"cka": _heat_maps(matrices, names), "cka_stages": _stage_bars(series, matrices)}
+    found = {"cka": _heat_maps(matrices, names), "cka_stages": _stage_bars(series, matrices)}
+    points = {one.label: _cka_and_accuracy(one) for one in series}
+    if any(points.values()):
+        found["cka_accuracy"] = _relation(series, points)
+    return found
+
+
+def _cka_and_accuracy(one: Series) -> dict[str, list[tuple[float, float]]]:
+    """Return, by stage, the mean CKA between the clients' models and the accuracy, in up to so many rounds."""
+    run = one.runs[0]
+    tested = counted(run.evaluations, one.shown)
+    sent = files_by_round(run, CLIENTS)
+    rounds = sorted(sent.keys() & {each.round for each in tested})
+    found: dict[str, list[tuple[float, float]]] = {}
+    dataset = dataset_of(run)
+    for place in np.linspace(0, len(rounds) - 1, min(len(rounds), CKA_ROUNDS)).round().astype(int):
+        number = rounds[place]
+        accuracy = mean_accuracy([each for each in tested if each.round == number])
+        models = client_models(run, dataset, sent[number])
+        for stage, values in stage_activations(models, test_samples(dataset, CKA_SAMPLES)[0]).items():
+            similarity = off_diagonal_mean(cka_matrix([_floats(v) for v in values]))
+            found.setdefault(stage, []).append((similarity, accuracy))
+    return found
+
+
+def _relation(series: Sequence[Series], points: dict[str, dict[str, list[tuple[float, float]]]]) -> Figure:
+    stages = list(dict.fromkeys(stage for found in points.values() for stage in found))
+    look = looks(series)
+    with mpl.rc_context(RC):
+        figure, grid = new_figure(2.4 * len(stages) + 1.4, 2.8, ncols=len(stages), sharey=True, squeeze=False)
+        for axes, stage in zip(grid[0], stages, strict=True):
+            for one in series:
+                for place, (x, y) in enumerate(points[one.label].get(stage, [])):
+                    label = legend_label(one.label) if place == 0 else None
+                    axes.scatter(x, y, s=22, color=look[one.label].colour, marker=look[one.label].marker, label=label)
+            axes.set_title(stage, fontsize=8)
+        figure.supxlabel("Mean CKA between the clients' models of a round", size=9)
+        accuracy_axes(grid[0][0], series[0])
+        grid[0][-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
 
 
 def _heat_maps(matrices: dict[str, dict[str, Floats]], names: dict[str, list[str]]) -> Figure:

@@ -13,6 +13,7 @@ from msgspec import Struct
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fleetbed.analysis.figures.changes import load_kept
 from fleetbed.analysis.tables.runs import Run
 from fleetbed.emulator.data import Dataset, open_dataset, prepare_dataset
 from fleetbed.models.base import Family, Net, gather
@@ -70,14 +71,49 @@ def _load(path: Path, models: Family, dataset: Dataset) -> FinalModel:
         with safe_open(path, framework="pt") as file:
             about = msgspec.json.decode((file.metadata() or {}).get("values", ""), type=_Values)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        if about.variant not in models.variants:
-            raise ValueError(f"its variant {about.variant} is not one of {', '.join(models.variants)}")
-        net = models.load(about.variant, dataset.spec, tensors, "its file")
-    except (SafetensorError, OSError, msgspec.MsgspecError, ValueError, BadInput) as error:
-        raise BadInput(f"{path}: not an intact model of this run ({error}); copy the run again.") from error
+    except (SafetensorError, OSError, msgspec.MsgspecError) as error:
+        raise _not_intact(path, error) from error
+    return FinalModel(path.stem, about.variant, about.client, _net(path, about.variant, tensors, models, dataset))
+
+
+def _net(path: Path, variant: str, tensors: dict[str, Tensor], models: Family, dataset: Dataset) -> Net:
+    if variant not in models.variants:
+        raise _not_intact(path, f"its variant {variant} is not one of {', '.join(models.variants)}")
+    try:
+        net = models.load(variant, dataset.spec, tensors, "its file")
+    except BadInput as error:
+        raise _not_intact(path, error) from error
     if not all(tensor.isfinite().all() for tensor in tensors.values()):
         raise BadInput(f"{path}: the model diverged, so its values are not finite; choose a run that did not diverge.")
-    return FinalModel(path.stem, about.variant, about.client, net.eval())
+    return net.eval()
+
+
+def _not_intact(path: Path, why: object) -> BadInput:
+    return BadInput(f"{path}: not an intact model of this run ({why}); copy the run again.")
+
+
+class _Sent(Struct):
+    """The values that a run stores next to the models of clients."""
+
+    clients: list[int]
+    variants: list[str]
+
+
+def client_models(run: Run, dataset: Dataset, path: Path, most: int = MOST_MODELS) -> list[FinalModel]:
+    """Return the models that clients sent for a merge, in the order of their numbers, or an even selection of them."""
+    kept, models = load_kept(path), family_of(run)
+    sent = msgspec.convert(kept.values, _Sent)
+    order = sorted(range(len(sent.clients)), key=sent.clients.__getitem__)
+    places = np.linspace(0, len(order) - 1, min(len(order), most)).round().astype(int)
+    return [
+        FinalModel(
+            f"{sent.clients[number]:03d}",
+            sent.variants[number],
+            sent.clients[number],
+            _net(path, sent.variants[number], kept.under(f"{number}/"), models, dataset),
+        )
+        for number in (order[place] for place in places)
+    ]
 
 
 def test_samples(dataset: Dataset, count: int) -> tuple[Tensor, Tensor]:

@@ -40,6 +40,7 @@ from fleetbed.emulator.method.schedule import batch_of
 from fleetbed.emulator.randomness import torch_rng
 from fleetbed.models.base import Net, Tensors, label_loss
 from fleetbed.models.work import Pass, Work
+from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.types import NonNegative
 
 #: aggregation, lambda and mu of the two versions (mu/2 = 0.05 in the revision)
@@ -51,7 +52,7 @@ ABOUT = Description(
     paper="Chan et al., 2023 (v1) and TMLR 2024",
     down="P + b, from the second round on also B(s_in + s_out)",
     up="P + b + B(s_in + s_out)",
-    client="nothing (aggregation ends: its model)",
+    client="nothing (aggregation ends, or without_aggregation: its model)",
     server="as heteroavg, and the newest B pairs of each client",
 )
 
@@ -64,6 +65,7 @@ class Params(Means, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mu: NonNegative | None = None  # proximal term; 0 is the ablation "w/o Prox"
     z: Literal["simplified", "projection", "none"] = "simplified"  # none is the ablation "w/o Opt"
     without_in: bool = False  # the ablation "w/o IN": no features travel, it is HeteroProx
+    without_aggregation: bool = False  # the ablation of v1's Figure 7b: no weights travel, each client keeps its own
     noise: NonNegative = 0.0  # +Noise: so many standard deviations of a batch's features; the paper's best is 0.8
     noise_where: Literal["upload", "upload+forward"] = "upload"  # forward: in the local forward pass as well
     batch: Annotated[int, Meta(ge=2, le=1_000_000)] | None = None  # pairs in a message; None: the training batch
@@ -81,6 +83,8 @@ class Method(Proximal):
         self.mu = mu if params.mu is None else params.mu
         self.apart = self.aggregation == "same-architecture"
         self.sections = ENDS if self.aggregation == "ends" else ALL_SECTIONS
+        if params.without_aggregation:
+            self.sections = frozenset()
         self.weighting = params.weighting or ("samples" if self.apart else "clients")
         # a batch: two at least, for batch norm, and no more than the client with the most samples has
         self.pairs = max(2, batch_of(context.most_samples, params.batch or context.training.batch))
@@ -93,6 +97,11 @@ class Method(Proximal):
     def check(self) -> None:
         super().check()
         check_cuts(self.context)
+        if self.params.without_aggregation and self.params.aggregation is not None:
+            raise BadInput(
+                f"fedin has both params.without_aggregation and params.aggregation {self.params.aggregation}: "
+                f"leave one of them out."
+            )
 
     def send(self, state: Bundle, assignment: Assignment) -> Bundle:
         message = super().send(state, assignment)

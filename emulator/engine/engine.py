@@ -22,7 +22,7 @@ from fleetbed.emulator.engine.roster import Roster
 from fleetbed.emulator.engine.server import Server
 from fleetbed.emulator.engine.task import Task, task_row
 from fleetbed.emulator.processes.executor import Executor, Outcome
-from fleetbed.emulator.records.changes import Changes
+from fleetbed.emulator.records.kept_merges import KeptMerges
 from fleetbed.emulator.records.records import Records
 from fleetbed.emulator.timeline.events import Event, Kind
 from fleetbed.emulator.timeline.policies import Decision
@@ -63,9 +63,9 @@ class Engine:
         self.evaluations = Evaluations(executor, records, batch, self._divergence.of_model)
         self._roster = Roster(prepared, progress, folder)
         self._dispatcher = Dispatcher(layout, prepared, executor, progress)
-        changes = Changes(folder, layout.config.experiment.evaluation)
+        kept = KeptMerges(folder, layout.config.experiment.evaluation)
         self._server = Server(
-            layout, prepared, self.evaluations, records, progress, self._divergence, changes, executor, self._host_s
+            layout, prepared, self.evaluations, records, progress, self._divergence, kept, executor, self._host_s
         )
         self._records = records
         self._checkpoint = checkpoint

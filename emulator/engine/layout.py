@@ -16,7 +16,7 @@ from fleetbed.emulator.engine.guarded import make_guarded
 from fleetbed.emulator.machine.capacity import check_model
 from fleetbed.emulator.method.algorithm import Algorithm, Client
 from fleetbed.emulator.method.context import make_context
-from fleetbed.emulator.records.changes import check_patterns
+from fleetbed.emulator.records.kept_merges import check_kept
 from fleetbed.emulator.timeline.making_policies import check_policy
 from fleetbed.emulator.timeline.own_policies import is_own, works_like
 from fleetbed.emulator.timeline.traces import LinkRates, Presence, load_presence, load_rates
@@ -125,8 +125,7 @@ def lay_out(config: RunConfig, search: Sequence[Path]) -> Layout:
     split = divide(dataset, experiment.data, len(specs), config.seed)
     layout = Layout(**vars(around), folder=folder, dataset=dataset, split=split, family=model)
     method = layout.stand_in  # raises where method and experiment do not fit together
-    if experiment.evaluation.changes:
-        check_patterns(method.setup().tensors, experiment.evaluation, config.algorithm.title)
+    check_kept(method, experiment.evaluation, config.algorithm.title)
     return layout
 
 

@@ -16,7 +16,7 @@ from fleetbed.emulator.engine.task import Task, assignment_of, task_row
 from fleetbed.emulator.method.algorithm import Arrival
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.processes.executor import Executor
-from fleetbed.emulator.records.changes import Changes
+from fleetbed.emulator.records.kept_merges import KeptMerges
 from fleetbed.emulator.records.records import Records, finite
 from fleetbed.emulator.records.tables import MetricRow, RoundRow
 from fleetbed.emulator.timeline.events import Event, Kind
@@ -40,7 +40,7 @@ class Server:
         records: Records,
         progress: Progress,
         divergence: Divergence,
-        changes: Changes,
+        kept_merges: KeptMerges,
         executor: Executor,
         host_s: Callable[[], float],
     ) -> None:
@@ -53,7 +53,7 @@ class Server:
         self._records = records
         self._progress = progress
         self._divergence = divergence
-        self._changes = changes
+        self._kept_merges = kept_merges
         self._executor = executor
         self._host_s = host_s
         self._replies: dict[int, Received] = {}  # by task, from when they were computed until they are merged
@@ -94,14 +94,15 @@ class Server:
         tasks = [p.tasks[number] for number in p.merging.pop(0)]
         if not tasks:
             return []
-        merge = partial(self._method.merge, p.state, self._arrivals(tasks))
+        arrivals = self._arrivals(tasks)
+        merge = partial(self._method.merge, p.state, arrivals)
         result = self._executor.meanwhile(merge) if self._method.needs.long_merges else merge()
         before, p.state = p.state.tensors, result.state
         p.version += 1
         for task in tasks:
             task.merged_version, task.staleness = p.version, p.version - 1 - task.base_version
             p.clients[task.client].kept = task.keep or task.kept
-        self._changes.keep(p.version, p.policy.round, before, p.state.tensors)
+        self._kept_merges.keep(p.version, p.policy.round, before, p.state.tensors, arrivals)
         self._write(tasks, result.metrics)
         # all replies were finite, but sums and products of them may overflow
         changed = Bundle({name: t for name, t in p.state.tensors.items() if before.get(name) is not t})

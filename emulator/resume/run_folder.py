@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from fleetbed.emulator.records.kept_merges import CHANGES, CLIENTS
 from fleetbed.emulator.records.reading import unknown_version
 from fleetbed.emulator.records.tables import TABLES
 from fleetbed.emulator.resume.checkpoint import Checkpoints
@@ -30,7 +31,7 @@ FILES = (
     "now.json.part",
     "error.log",
 )
-FOLDERS = ("state", "models", "changes")
+FOLDERS = ("state", "models", CHANGES, CLIENTS)
 
 Standing = Literal["absent", "unstarted", "unfinished", "empty", "done"]
 

@@ -33,7 +33,7 @@ from fleetbed.emulator.method.bundle import Bundle, Value
 from fleetbed.emulator.method.failures import CodeFailed
 from fleetbed.emulator.method.local_training import recalibrate
 from fleetbed.emulator.method.targets import all_inputs, target_tensors
-from fleetbed.emulator.records.changes import Changes, size_text
+from fleetbed.emulator.records.kept_merges import KeptMerges, size_text
 from fleetbed.emulator.records.records import Records
 from fleetbed.emulator.records.results import Result
 from fleetbed.emulator.records.seal import Seal
@@ -178,7 +178,7 @@ class _Run:
             self._observer.say(f"{problem}; continuing from an older checkpoint")
         self._checkpoints.clean(damaged)
         self._records.rewind(progress.version, progress.next_task, progress.tasks, progress.timeline.now_s)
-        Changes(self._folder, self._config.experiment.evaluation).rewind(progress.version)
+        KeptMerges(self._folder, self._config.experiment.evaluation).rewind(progress.version)
         self._seal.upto(progress.version, progress.next_task, progress.tasks)
         self._observer.say(f"continuing after merge {progress.version}, {progress.timeline.now_s:.1f} s of device time")
         self._started_s = time.monotonic() - checkpoint.host_s

@@ -39,8 +39,8 @@ def results(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {name: query(folder, sql) for name, sql in tables.items()}
     assert found["tasks"]
     assert found["evaluations"]
-    changes = {path.name: path.read_bytes() for path in (folder / "changes").glob("*")}
-    return {"weights": weights(folder), "changes": changes, **found}
+    kept = {f"{path.parent.name}/{path.name}": path.read_bytes() for path in folder.glob("*/merge-*")}
+    return {"weights": weights(folder), "kept": kept, **found}
 
 
 def failures(folder: Path) -> list[tuple[Any, ...]]:

@@ -35,8 +35,8 @@ ASYNC = ("rounds=2", "policies=[{kind: async, concurrency: 3}]")
 BUFFERED = ("rounds=2", "policies=[{kind: buffered, buffer: 3, concurrency: 4}]")
 #: the method whose clients keep a model of their own
 KEEPING = ("rounds=3", "algorithms=[{name: fedhe}]", "participation.ratio=0.5")
-#: a run that keeps the changes of weights in files of their own
-CHANGES = (*SYNC, "evaluation.changes=['layer*conv?.weight']")
+#: a run that keeps what its merges did, and what they were made of, in files of their own
+MERGES = (*SYNC, "evaluation.changes=['layer*conv?.weight']", "evaluation.client_models=true")
 
 #: `fleetbed run` that kills itself: while it handles the nth event, or with the nth checkpoint half written
 DOOMED = """
@@ -90,7 +90,7 @@ def command(*arguments: str, sets: tuple[str, ...] = ()) -> list[str]:
         pytest.param(ASYNC, id="async"),
         pytest.param(BUFFERED, id="buffered", marks=pytest.mark.slow),
         pytest.param(KEEPING, id="keeping", marks=pytest.mark.slow),
-        pytest.param(CHANGES, id="changes"),
+        pytest.param(MERGES, id="merges"),
     ],
 )
 def test_it_ends_the_same_wherever_it_was_stopped(tmp_path: Path, sets: tuple[str, ...]) -> None:
@@ -104,16 +104,16 @@ def test_it_ends_the_same_wherever_it_was_stopped(tmp_path: Path, sets: tuple[st
             resume_study(stopped, StopAfter(ticks))
     (folder,) = resume_study(stopped, Observer())
     assert results(folder) == whole
-    assert len(whole["changes"]) == (3 if CHANGES[-1] in sets else 0)
+    assert len(whole["kept"]) == (2 * 3 if MERGES[-1] in sets else 0)
     assert not list(folder.rglob("*.part"))
 
 
 @pytest.mark.slow
 def test_it_survives_kill_9_while_it_works_and_while_it_writes_a_checkpoint(tmp_path: Path) -> None:
-    whole = results(study(tmp_path / "whole", *CHANGES, "processes=inline"))
+    whole = results(study(tmp_path / "whole", *MERGES, "processes=inline"))
     folder = tmp_path / "killed"
     lives = [
-        command(sys.executable, "-c", DOOMED, "event", "17", "run", "demo", "--out", str(folder), sets=CHANGES),
+        command(sys.executable, "-c", DOOMED, "event", "17", "run", "demo", "--out", str(folder), sets=MERGES),
         [sys.executable, "-c", DOOMED, "checkpoint", "1", "run", "--resume", str(folder)],
     ]
     for life in lives:

@@ -15,7 +15,7 @@ from fleetbed.analysis.figures.gradient_plots import gradient_figures
 from fleetbed.analysis.figures.plot import draw_plot
 from fleetbed.analysis.tables.runs import open_runs
 from fleetbed.analysis.tables.series import series_of
-from fleetbed.emulator.records.changes import Changes
+from fleetbed.emulator.records.kept_merges import KeptMerges
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.experiment import Evaluation
 
@@ -27,10 +27,10 @@ OTHER = np.array([[0.0, 1.0], [2.0, 0.0]])
 
 def keep(run: Path, rounds: dict[int, list[float]], layers: tuple[str, ...] = LAYERS) -> Path:
     """Have a run keep changes: in each of these rounds, these values in every layer, two in a row."""
-    changes = Changes(run, Evaluation(changes=("*",)))
+    kept = KeptMerges(run, Evaluation(changes=("*",)))
     for number, values in rounds.items():
         after = {name: torch.tensor(values).reshape(-1, 2) for name in layers}
-        changes.keep(number, number, {name: torch.zeros_like(tensor) for name, tensor in after.items()}, after)
+        kept.keep(number, number, {name: torch.zeros_like(tensor) for name, tensor in after.items()}, after, [])
     return run
 
 
@@ -136,5 +136,5 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for content in (whole[:20], whole[:-1] + bytes([whole[-1] ^ 1])):
         path.write_bytes(content)
-        with pytest.raises(BadInput, match=r"merge-00000001\.safetensors: not the intact changes of a merge"):
+        with pytest.raises(BadInput, match=r"merge-00000001\.safetensors: not what was kept of a merge"):
             draw_plot("gradients", open_runs([run]), tmp_path, [])

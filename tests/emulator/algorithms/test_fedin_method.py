@@ -335,6 +335,30 @@ def test_v1_evaluates_each_client_with_the_shared_ends() -> None:
     assert torch.equal(tensors_of(bed, taken, so_far)["blocks.2.0.weight"], own)
 
 
+def test_without_aggregation_features_travel_and_no_weights() -> None:
+    bed = Bed(ToyDepth(None), ["one", "three"], samples=[16, 40])
+    so_far = run(bed, bed.method("fedin", version="v1", without_aggregation=True), 2)
+    assert [set(bundle.tensors) for bundle in so_far.sent[0]] == [set(), set()]
+    assert all(set(bundle.tensors) == {IN, OUT} for bundle in so_far.sent[1])
+    assert all(set(reply.message.tensors) == {IN, OUT} for replies in so_far.replies for reply in replies)
+    assert {name.split("/")[0] for name in so_far.state.tensors} == {"store"}
+
+
+def test_without_aggregation_and_without_in_each_client_trains_alone() -> None:
+    bed = Bed(ToyDepth(None), ["one", "three"], samples=[16, 40])
+    alone = {"version": "v1", "without_aggregation": True, "without_in": True}
+    fedin, private = run(bed, bed.method("fedin", **alone), 3), run(bed, bed.method("private"), 3)
+    assert all(equal(fedin.kept[n].under("model/"), private.kept[n].under("model/")) for n in (0, 1))
+    with_in = run(bed, bed.method("fedin", version="v1", without_aggregation=True), 3)
+    assert not equal(with_in.kept[0].under("model/"), private.kept[0].under("model/"))
+
+
+def test_without_aggregation_there_is_no_kind_of_aggregation() -> None:
+    bed = Bed(ToyDepth(None), ["one"])
+    with pytest.raises(BadInput, match=r"both params\.without_aggregation and params\.aggregation ends"):
+        bed.method("fedin", without_aggregation=True, aggregation="ends").check()
+
+
 def test_the_versions_differ_as_the_papers_say() -> None:
     bed = Bed(ToyDepth(None), ["one"])
     tmlr, v1 = bed.method("fedin"), bed.method("fedin", version="v1")

@@ -36,7 +36,7 @@ from fleetbed.emulator.method.algorithm import (
 )
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.processes.executor import Order, Outcome
-from fleetbed.emulator.records.changes import Changes
+from fleetbed.emulator.records.kept_merges import KeptMerges
 from fleetbed.emulator.records.records import Records
 from fleetbed.emulator.run.preparation import prepare_variants
 from fleetbed.emulator.timeline.availability import Always
@@ -200,10 +200,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
             divergence = Divergence(config.experiment.training, records, said.append, lambda: 0.0)
             services = Services()
             evaluations = Evaluations(services, records, 10, divergence.of_model)
-            changes = Changes(tmp_path, config.experiment.evaluation)
-            server = Server(
-                layout, prepared, evaluations, records, progress, divergence, changes, services, lambda: 0.0
-            )
+            kept = KeptMerges(tmp_path, config.experiment.evaluation)
+            server = Server(layout, prepared, evaluations, records, progress, divergence, kept, services, lambda: 0.0)
             return ServerBed(server, progress, records, evaluations, services, said)
 
         yield made
