@@ -62,22 +62,25 @@ def _distributions(kept: dict[str, KeptChanges], layers: Sequence[str], series: 
         figure, grid = new_figure(*size, nrows=len(kept), ncols=len(layers), squeeze=False, sharex="col")
         for row, (label, rounds) in zip(grid, values.items(), strict=True):
             for axes, layer in zip(row, layers, strict=True):
-                every = [changes[layer] for each in values.values() for changes in each.values()]
-                limit = float(np.percentile(np.abs(np.concatenate([x.ravel() for x in every])), WIDEST)) or 1.0
+                every = np.abs(np.concatenate([found[layer] for each in values.values() for found in each.values()]))
+                limit = float(np.percentile(every, WIDEST)) if len(every) else 1.0
                 _ridge(axes, {number: changes[layer] for number, changes in rounds.items()}, limit, look[label].colour)
             row[0].set_ylabel(f"{plain(label)}\nround")
-        for axes, layer in zip(grid[0], layers, strict=True):
-            axes.set_title(_short(layer), fontsize=8)
-        figure.supxlabel("Change of a weight in a round; each curve has its own height", size=8)
+        for axes, name in zip(grid[0], _short(layers), strict=True):
+            axes.set_title(name, fontsize=8)
+        figure.supxlabel("Change of a weight in a round, where it changed; each curve has its own height", size=8)
     return figure
 
 
 def _some_rounds(one: KeptChanges, layers: Sequence[str]) -> dict[int, dict[str, Floats]]:
-    """Return the changes of all kept rounds or, if they are many, of an even selection."""
+    """Return the changes that are not 0, of all kept rounds or, if they are many, of an even selection.
+
+    On small images most weights of a deep kernel see nothing but padding, so that they never change.
+    """
     rounds = sorted(one.files)
     places = np.linspace(0, len(rounds) - 1, min(len(rounds), MOST_ROUNDS)).round().astype(int)
     chosen = {rounds[place]: one.of(rounds[place]) for place in places}
-    return {number: {layer: changes[layer] for layer in layers} for number, changes in chosen.items()}
+    return {number: {layer: found[layer][found[layer] != 0] for layer in layers} for number, found in chosen.items()}
 
 
 def _ridge(axes: Axes, rounds: dict[int, Floats], limit: float, colour: str) -> None:
@@ -138,7 +141,8 @@ def _similarities(kept: dict[str, list[KeptChanges]], layers: Sequence[str], ser
             for _, a, b in both(one, two):
                 for layer in layers:
                     found[layer].append(similarity(a[layer], b[layer]))
-        boxes[other.label] = {_short(layer): percentiles(values, WHOLE) for layer, values in found.items()}
+        names = _short(layers)
+        boxes[other.label] = {name: percentiles(found[layer], WHOLE) for name, layer in zip(names, layers, strict=True)}
     with mpl.rc_context(RC):
         figure, axes = new_figure(max(5.0, 0.34 * len(layers) * len(others) + 1.6), 3.4)
         grouped_boxes(axes, others, boxes)
@@ -164,7 +168,7 @@ def _differences(kept: dict[str, list[KeptChanges]], layers: Sequence[str], seri
             for number, (name, by_layer) in enumerate(found.items()):
                 values = relative({layer: mean(each) for layer, each in by_layer.items()})
                 _lines_by_stage(axes, layers, values, name, number)
-            axes.set_xticks(range(len(layers)), [_short(layer) for layer in layers], rotation=90, fontsize=7)
+            axes.set_xticks(range(len(layers)), _short(layers), rotation=90, fontsize=7)
             axes.set_title(legend_label(f"{other.label} − {first.label}"), fontsize=9)
         grid[0][0].set_ylabel("Mean over rounds, divided by the\nsmallest in its stage")
         grid[0][-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
@@ -183,5 +187,9 @@ def _lines_by_stage(axes: Axes, layers: Sequence[str], values: dict[str, float],
         )
 
 
-def _short(layer: str) -> str:
-    return plain(layer.removesuffix(".weight"))
+def _short(layers: Sequence[str]) -> list[str]:
+    """Return the names of layers without what all of them have in common."""
+    models = {layer.rpartition("/")[0] for layer in layers}
+    return [
+        plain((layer.rpartition("/")[2] if len(models) == 1 else layer).removesuffix(".weight")) for layer in layers
+    ]

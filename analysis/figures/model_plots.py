@@ -8,7 +8,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter, NullFormatter
+from matplotlib.ticker import LogFormatter, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -94,6 +94,7 @@ def _relation(series: Sequence[Series], points: dict[str, dict[str, list[tuple[f
                     label = legend_label(one.label) if place == 0 else None
                     axes.scatter(x, y, s=22, color=look[one.label].colour, marker=look[one.label].marker, label=label)
             axes.set_title(stage, fontsize=8)
+            axes.xaxis.set_major_locator(MaxNLocator(3))
         figure.supxlabel("Mean CKA between the clients' models of a round", size=9)
         accuracy_axes(grid[0][0], series[0])
         grid[0][-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
