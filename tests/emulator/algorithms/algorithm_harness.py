@@ -409,6 +409,15 @@ def run(
     return so_far
 
 
+def begin_anew(bed: Bed, method: Algorithm, so_far: Run, smaller: Client) -> list[Client]:
+    """Have the second client step down to a variant for which it keeps nothing of use; return the clients."""
+    assert method.step_down(so_far.kept[smaller.number], smaller) is None
+    del so_far.kept[smaller.number]
+    clients = [bed.context.clients[0], smaller]
+    method.reassign(clients)
+    return clients
+
+
 def advance(
     bed: Bed,
     method: Algorithm,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import permutations
 
 import torch
-from algorithm_harness import ADAM, Bed, ToyDropout, ToyStrangers, accuracy, advance, run, same
+from algorithm_harness import ADAM, Bed, ToyDropout, ToyStrangers, accuracy, advance, begin_anew, run, same
 
 from fleetbed.emulator.method.algorithm import ROUND_POLICIES, Arrival, Assignment, Client
 from fleetbed.emulator.method.bundle import Bundle
@@ -110,11 +110,8 @@ def test_a_client_that_steps_down_begins_anew_and_still_takes_part() -> None:
     bed = strangers()
     method = bed.method("fd")
     so_far = run(bed, method, 2)
-    smaller = Client(1, "thin", 40)
-    assert method.step_down(so_far.kept[1], smaller) is None
-    del so_far.kept[1]
-    method.reassign([bed.context.clients[0], smaller])
-    advance(bed, method, so_far, [bed.context.clients[0], smaller], round_=3)
+    clients = begin_anew(bed, method, so_far, Client(1, "thin", 40))
+    advance(bed, method, so_far, clients, round_=3)
     assert so_far.kept[1].tensors["model/fc.weight"].shape == (3, 4)
 
 

@@ -18,6 +18,7 @@ from algorithm_harness import (
     ToyWidth,
     advance,
     arrival,
+    begin_anew,
     equal,
     frozen,
     run,
@@ -234,11 +235,8 @@ def test_a_client_that_steps_down_begins_anew_with_the_logits_that_the_server_ha
     bed = depths()
     method = bed.method("fedgkt", server_epochs=1)
     so_far = run(bed, method, 2)
-    smaller = Client(1, "one", 24)
-    assert method.step_down(so_far.kept[1], smaller) is None
-    del so_far.kept[1]
-    method.reassign([bed.context.clients[0], smaller])
-    advance(bed, method, so_far, [bed.context.clients[0], smaller], round_=3)
+    clients = begin_anew(bed, method, so_far, Client(1, "one", 24))
+    advance(bed, method, so_far, clients, round_=3)
     assert "model/blocks.1.0.weight" not in so_far.kept[1].tensors
     assert so_far.sent[2][1].nbytes() == 4 * 24 * 3
 

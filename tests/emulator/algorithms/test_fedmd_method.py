@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from algorithm_harness import ADAM, SGD, SPEC, Bed, ToyDepth, ToyStrangers, advance, equal, run, without_class
+from algorithm_harness import (
+    ADAM,
+    SGD,
+    SPEC,
+    Bed,
+    ToyDepth,
+    ToyStrangers,
+    advance,
+    begin_anew,
+    equal,
+    run,
+    without_class,
+)
 from torch.nn import functional as F
 
 from fleetbed.emulator.method.algorithm import ROUND_POLICIES, Arrival, Assignment, Client
@@ -182,12 +194,9 @@ def test_a_client_that_steps_down_begins_anew() -> None:
     bed = Bed(ToyDepth(None), ["one", "two"], public=40)
     method = bed.method("fedmd", public=N, pretrain_public=1)
     so_far = run(bed, method)
-    smaller = Client(1, "one", 24)
-    assert method.step_down(so_far.kept[1], smaller) is None
-    del so_far.kept[1]
-    method.reassign([bed.context.clients[0], smaller])
+    clients = begin_anew(bed, method, so_far, Client(1, "one", 24))
     for stage in method.needs.stages:
-        advance(bed, method, so_far, [bed.context.clients[0], smaller], stage, round_=2)
+        advance(bed, method, so_far, clients, stage, round_=2)
     assert "pool/x" in so_far.sent[2][1].tensors  # its new model is pre-trained
     assert "pool/x" not in so_far.sent[2][0].tensors
     assert "model/blocks.1.0.weight" not in so_far.kept[1].tensors

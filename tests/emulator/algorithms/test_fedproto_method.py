@@ -6,7 +6,19 @@ from math import isfinite, nan
 
 import pytest
 import torch
-from algorithm_harness import SPEC, Bed, ToyDepth, ToyDropout, ToyStrangers, ToyWidth, accuracy, advance, run, same
+from algorithm_harness import (
+    SPEC,
+    Bed,
+    ToyDepth,
+    ToyDropout,
+    ToyStrangers,
+    ToyWidth,
+    accuracy,
+    advance,
+    begin_anew,
+    run,
+    same,
+)
 from torch.nn import functional as F
 
 from fleetbed.emulator.method.algorithm import ALL_POLICIES, Arrival, Assignment, Client
@@ -136,11 +148,8 @@ def test_a_client_that_steps_down_begins_anew_and_still_takes_part() -> None:
     bed = depths()
     method = bed.method("fedproto")
     so_far = run(bed, method, 2)
-    smaller = Client(1, "two", 24)
-    assert method.step_down(so_far.kept[1], smaller) is None
-    del so_far.kept[1]
-    method.reassign([bed.context.clients[0], smaller])
-    advance(bed, method, so_far, [bed.context.clients[0], smaller], round_=3)
+    clients = begin_anew(bed, method, so_far, Client(1, "two", 24))
+    advance(bed, method, so_far, clients, round_=3)
     assert "model/blocks.2.0.weight" not in so_far.kept[1].tensors
 
 

@@ -16,6 +16,7 @@ from algorithm_harness import (
     accuracy,
     advance,
     arrival,
+    begin_anew,
     frozen,
     run,
     same,
@@ -147,11 +148,8 @@ def test_a_client_that_steps_down_begins_anew_and_still_takes_part() -> None:
     bed = depths()
     method = bed.method("fedtgp", server_epochs=1)
     so_far = run(bed, method, 2)
-    smaller = Client(1, "two", 24)
-    assert method.step_down(so_far.kept[1], smaller) is None
-    del so_far.kept[1]
-    method.reassign([bed.context.clients[0], smaller])
-    advance(bed, method, so_far, [bed.context.clients[0], smaller], round_=3)
+    clients = begin_anew(bed, method, so_far, Client(1, "two", 24))
+    advance(bed, method, so_far, clients, round_=3)
     assert "model/blocks.2.0.weight" not in so_far.kept[1].tensors
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from algorithm_harness import Bed, ToyDepth, ToyDropout, accuracy, advance, equal, run, same, tensors_of
+from algorithm_harness import Bed, ToyDepth, ToyDropout, accuracy, advance, begin_anew, equal, run, same, tensors_of
 
 from fleetbed.emulator.method.algorithm import ALL_POLICIES, Assignment, Client
 from fleetbed.models.base import InputSpec
@@ -58,11 +58,8 @@ def test_a_client_that_steps_down_begins_with_the_initial_representation() -> No
     bed = Bed(ToyDepth(None), ["one", "three"])
     method = bed.method("lgfedavg")
     so_far = run(bed, method, 2)
-    smaller = Client(1, "one", 24)
-    assert method.step_down(so_far.kept[1], smaller) is None
-    del so_far.kept[1]
-    method.reassign([bed.context.clients[0], smaller])
-    advance(bed, method, so_far, [bed.context.clients[0], smaller], round_=3)
+    clients = begin_anew(bed, method, so_far, Client(1, "one", 24))
+    advance(bed, method, so_far, clients, round_=3)
     start = {**bed.context.initial("one"), **so_far.sent[-1][1].tensors}
     assert torch.equal(start["stem.1.weight"], bed.context.initial("one")["stem.1.weight"])
     assert so_far.kept[1].under("model/").keys() == bed.context.initial("one").keys() - HEAD
