@@ -23,6 +23,7 @@ from fleetbed.analysis.figures.nets import (
 )
 from fleetbed.analysis.figures.similarity import Floats, cka_matrix, off_diagonal_mean, pca, tsne
 from fleetbed.analysis.figures.style import COLOURS, MARKERS, RC, legend_label, looks
+from fleetbed.analysis.tables.runs import Run
 from fleetbed.analysis.tables.series import Series
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.yaml_text import plain
@@ -38,15 +39,19 @@ def cka_figures(series: Sequence[Series]) -> dict[str, Figure]:
     names: dict[str, list[str]] = {}
     for one in series:
         run = one.runs[0]
-        dataset = dataset_of(run)
-        models = final_models(run, dataset)
-        if len(models) < 2:
+        names[one.label], matrices[one.label] = stage_similarity(run)
+        if len(names[one.label]) < 2:
             raise BadInput(f"plot cka: {run.folder} ended with a single model, so there is nothing to compare it with.")
-        x, _ = test_samples(dataset, CKA_SAMPLES)
-        activations = stage_activations(models, x)
-        matrices[one.label] = {s: cka_matrix([_floats(v) for v in values]) for s, values in activations.items()}
-        names[one.label] = [_short_name(model) for model in models]
     return {"cka": _heat_maps(matrices, names), "cka_stages": _stage_bars(series, matrices)}
+
+
+def stage_similarity(run: Run) -> tuple[list[str], dict[str, Floats]]:
+    """Return the names of a run's final models, and the CKA of each pair of them by stage."""
+    dataset = dataset_of(run)
+    models = final_models(run, dataset)
+    activations = stage_activations(models, test_samples(dataset, CKA_SAMPLES)[0])
+    matrices = {stage: cka_matrix([_floats(v) for v in values]) for stage, values in activations.items()}
+    return [_short_name(model) for model in models], matrices
 
 
 def _heat_maps(matrices: dict[str, dict[str, Floats]], names: dict[str, list[str]]) -> Figure:
