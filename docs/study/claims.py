@@ -92,13 +92,15 @@ def gather(folders: Iterable[Path], known: Iterable[Row]) -> list[Row]:
 
 def rows_of(folder: Path) -> list[Row]:
     """Return the curves of a study, whose folder has its name: one row for each evaluation."""
-    rows = []
+    rows: list[Row] = []
     for series in series_of(open_runs([folder])):
         for run in (run for run in series.runs if run.finished):
             found = {axis: curve(run, axis, series.shown) for axis in AXES}
             known = {axis: one for axis, one in found.items() if one is not None}
             for place, accuracy in enumerate(known["rounds"].y):
-                spent = {axis: f"{known[axis].x[place]:.6g}" if axis in known else "" for axis in AXES}
+                spent: dict[str, str] = {
+                    axis: f"{known[axis].x[place]:.6g}" if axis in known else "" for axis in AXES
+                }
                 fixed = (folder.name, series.method, series.policy, str(run.config.seed), series.shown)
                 rows.append({**dict(zip(COLUMNS, fixed, strict=False)), "accuracy": f"{accuracy:.5f}", **spent})
     return rows
