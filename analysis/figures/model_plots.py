@@ -27,6 +27,7 @@ from fleetbed.analysis.figures.similarity import Floats, cka_matrix, off_diagona
 from fleetbed.analysis.figures.style import COLOURS, MARKERS, RC, legend_label, looks
 from fleetbed.analysis.tables.curves import counted, mean_accuracy
 from fleetbed.analysis.tables.series import Series
+from fleetbed.emulator.data import Dataset
 from fleetbed.emulator.records.kept_merges import CLIENTS
 from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.yaml_text import plain
@@ -54,9 +55,7 @@ def cka_figures(series: Sequence[Series]) -> dict[str, Figure]:
                 f"plot cka: {run.folder} ended with a single model, so there is nothing to compare it with; a run with "
                 f"evaluation.client_models keeps those of the clients."
             )
-        x, _ = test_samples(dataset, CKA_SAMPLES)
-        activations = stage_activations(models, x)
-        matrices[one.label] = {s: cka_matrix([_floats(v) for v in values]) for s, values in activations.items()}
+        matrices[one.label] = stage_similarity(models, dataset)
         names[one.label] = [_short_name(model) for model in models]
     found = {"cka": _heat_maps(matrices, names), "cka_stages": _stage_bars(series, matrices)}
     points = {one.label: _cka_and_accuracy(one) for one in series}
@@ -77,9 +76,8 @@ def _cka_and_accuracy(one: Series) -> dict[str, list[tuple[float, float]]]:
         number = rounds[place]
         accuracy = mean_accuracy([each for each in tested if each.round == number])
         models = client_models(run, dataset, sent[number])
-        for stage, values in stage_activations(models, test_samples(dataset, CKA_SAMPLES)[0]).items():
-            similarity = off_diagonal_mean(cka_matrix([_floats(v) for v in values]))
-            found.setdefault(stage, []).append((similarity, accuracy))
+        for stage, matrix in stage_similarity(models, dataset).items():
+            found.setdefault(stage, []).append((off_diagonal_mean(matrix), accuracy))
     return found
 
 
@@ -99,6 +97,12 @@ def _relation(series: Sequence[Series], points: dict[str, dict[str, list[tuple[f
         accuracy_axes(grid[0][0], series[0])
         grid[0][-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
+
+
+def stage_similarity(models: Sequence[FinalModel], dataset: Dataset) -> dict[str, Floats]:
+    """Return the CKA of each pair of models by stage."""
+    activations = stage_activations(models, test_samples(dataset, CKA_SAMPLES)[0])
+    return {stage: cka_matrix([_floats(v) for v in values]) for stage, values in activations.items()}
 
 
 def _heat_maps(matrices: dict[str, dict[str, Floats]], names: dict[str, list[str]]) -> Figure:

@@ -1,7 +1,8 @@
 """Checks the papers' claims against the study's runs, by a rule that was written down before the runs.
 
-    python docs/study/claims.py gather DIR ... > docs/study/curves.csv   # from folders of studies
-    python docs/study/claims.py verdicts                                 # from curves.csv and claims.csv alone
+    python docs/study/claims.py gather DIR ...   # add the finished runs of these folders of studies to curves.csv
+    python docs/study/claims.py accuracies       # the table of accuracies, from curves.csv alone
+    python docs/study/claims.py verdicts         # the table of claims, from curves.csv and claims.csv alone
 
 A claim says that a method is better than its base by so many points. Its figure is the difference of the two methods
 in one seed, where the accuracy of a run is the mean over the evaluations in the last quarter of its rounds. Over the
@@ -34,17 +35,35 @@ from fleetbed.analysis.tables.runs import open_runs
 from fleetbed.analysis.tables.series import series_of
 
 HERE = Path(__file__).parent
-COLUMNS = ("study", "method", "policy", "seed", "accuracy", *AXES)
+CURVES = HERE / "curves.csv"
+COLUMNS = ("study", "method", "policy", "seed", "tested", "accuracy", *AXES)
 LEVEL = 0.05
 LAST_PART = 0.25  # of the rounds, over which accuracies are averaged
+
+
+Row = Mapping[str, str]
+
+
+class Key(NamedTuple):
+    study: str
+    method: str
+    policy: str
 
 
 class Claim(NamedTuple):
     study: str
     method: str
     base: str
+    policy: str
     paper_points: float
     source: str
+
+
+class Ended(NamedTuple):
+    """How a run ended."""
+
+    accuracy: float  # the mean over the last quarter of its rounds
+    gain: float  # from the first evaluation of the last quarter to the last
 
 
 class Finding(NamedTuple):
@@ -60,44 +79,53 @@ class Finding(NamedTuple):
         return "refuted" if self.p_refuted < LEVEL else "open"
 
 
-def gather(folders: Iterable[Path], out: TextIO) -> None:
-    """Write the curves of all runs, one row for each evaluation."""
-    rows = csv.writer(out, lineterminator="\n")
-    rows.writerow(COLUMNS)
-    for folder in folders:
-        for series in series_of(open_runs([folder])):
-            for run in series.runs:
-                found = {axis: curve(run, axis, series.shown) for axis in AXES}
-                known = {axis: one for axis, one in found.items() if one is not None}
-                for place, accuracy in enumerate(known["rounds"].y):
-                    spent = [f"{known[axis].x[place]:.6g}" if axis in known else "" for axis in AXES]
-                    rows.writerow(
-                        [folder.name, series.method, series.policy, run.config.seed, f"{accuracy:.5f}", *spent]
-                    )
+def gather(folders: Iterable[Path], known: Iterable[Row]) -> list[Row]:
+    """Return the curves of the finished runs in these folders, and of all other runs that are known."""
+    found = [row for folder in folders for row in rows_of(folder)]
+    runs = {(row["study"], row["method"], row["policy"], row["seed"]) for row in found}
+    others = [row for row in known if (row["study"], row["method"], row["policy"], row["seed"]) not in runs]
+    return sorted(
+        [*others, *found],
+        key=lambda row: (row["study"], row["method"], row["policy"], int(row["seed"]), float(row["rounds"])),
+    )
 
 
-def last_accuracies(rows: Iterable[Mapping[str, str]], policy: str = "sync") -> dict[tuple[str, str], dict[int, float]]:
-    """Return, by study and method, the accuracy of each seed: the mean over the last quarter of its rounds."""
-    curves: dict[tuple[str, str], dict[int, list[tuple[float, float]]]] = {}
+def rows_of(folder: Path) -> list[Row]:
+    """Return the curves of a study, whose folder has its name: one row for each evaluation."""
+    rows: list[Row] = []
+    for series in series_of(open_runs([folder])):
+        for run in (run for run in series.runs if run.finished):
+            found = {axis: curve(run, axis, series.shown) for axis in AXES}
+            known = {axis: one for axis, one in found.items() if one is not None}
+            for place, accuracy in enumerate(known["rounds"].y):
+                spent: dict[str, str] = {axis: f"{known[axis].x[place]:.6g}" if axis in known else "" for axis in AXES}
+                fixed = (folder.name, series.method, series.policy, str(run.config.seed), series.shown)
+                rows.append({**dict(zip(COLUMNS, fixed, strict=False)), "accuracy": f"{accuracy:.5f}", **spent})
+    return rows
+
+
+def ends_of(rows: Iterable[Row]) -> dict[Key, dict[int, Ended]]:
+    """Return how each run ended, by seed."""
+    curves: dict[Key, dict[int, list[tuple[float, float]]]] = {}
     for row in rows:
-        if row["policy"] == policy:
-            seeds = curves.setdefault((row["study"], row["method"]), {})
-            seeds.setdefault(int(row["seed"]), []).append((float(row["rounds"]), float(row["accuracy"])))
-    return {
-        key: {
-            seed: mean(accuracy for number, accuracy in one if number > (1 - LAST_PART) * max(one)[0])
-            for seed, one in seeds.items()
-        }
-        for key, seeds in curves.items()
-    }
+        seeds = curves.setdefault(Key(row["study"], row["method"], row["policy"]), {})
+        seeds.setdefault(int(row["seed"]), []).append((float(row["rounds"]), float(row["accuracy"])))
+    return {key: {seed: _end_of(one) for seed, one in seeds.items()} for key, seeds in curves.items()}
 
 
-def findings(claims: Sequence[Claim], accuracies: Mapping[tuple[str, str], Mapping[int, float]]) -> list[Finding]:
+def _end_of(one: list[tuple[float, float]]) -> Ended:
+    start = (1 - LAST_PART) * max(one)[0]
+    last = [accuracy for number, accuracy in sorted(one) if number >= start]
+    return Ended(mean(accuracy for number, accuracy in one if number > start), last[-1] - last[0])
+
+
+def findings(claims: Sequence[Claim], ends: Mapping[Key, Mapping[int, Ended]]) -> list[Finding]:
     """Test every claim whose runs are there."""
     tested = []
     for claim in claims:
-        own, base = (accuracies.get((claim.study, each), {}) for each in (claim.method, claim.base))
-        by_seed = {seed: 100 * (own[seed] - base[seed]) for seed in sorted(own.keys() & base.keys())}
+        own, base = (ends.get(Key(claim.study, each, claim.policy), {}) for each in (claim.method, claim.base))
+        both = sorted(own.keys() & base.keys())
+        by_seed = {seed: 100 * (own[seed].accuracy - base[seed].accuracy) for seed in both}
         if len(by_seed) >= 3:
             sign = 1 if claim.paper_points >= 0 else -1
             turned = [sign * value for value in by_seed.values()]
@@ -145,22 +173,54 @@ def table(found: Iterable[Finding]) -> str:
     return "\n".join(lines)
 
 
+def accuracies(ends: Mapping[Key, Mapping[int, Ended]]) -> str:
+    """Return the table of all methods, the best of each study first."""
+    lines = [
+        "| data | method | policy | accuracy, % | gain in the last quarter | seeds |",
+        "|---|---|---|---:|---:|---:|",
+    ]
+    averages = {key: mean(one.accuracy for one in seeds.values()) for key, seeds in ends.items()}
+    for key in sorted(ends, key=lambda key: (key.study, -averages[key])):
+        values = [100 * one.accuracy for one in ends[key].values()]
+        spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+        gain = points(mean(one.gain for one in ends[key].values()))
+        lines.append(
+            f"| {key.study} | {key.method} | {key.policy} | {mean(values):.1f}{spread} | {gain} | {len(values)} |"
+        )
+    return "\n".join(lines)
+
+
 def read_claims(path: Path) -> list[Claim]:
     with path.open(newline="") as file:
         return [
-            Claim(row["study"], row["method"], row["base"], float(row["paper_points"]), row["source"])
+            Claim(row["study"], row["method"], row["base"], row["policy"], float(row["paper_points"]), row["source"])
             for row in csv.DictReader(file)
         ]
+
+
+def read_curves(path: Path = CURVES) -> list[Row]:
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_curves(rows: Iterable[Row], out: TextIO) -> None:
+    table = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
 
 
 def main(arguments: Sequence[str]) -> None:
     match arguments:
         case ["gather", _, *_]:
-            gather(map(Path, arguments[1:]), sys.stdout)
+            rows = gather(map(Path, arguments[1:]), read_curves())
+            with CURVES.open("w", newline="") as file:
+                write_curves(rows, file)
+        case ["accuracies"]:
+            print(accuracies(ends_of(read_curves())))
         case ["verdicts"]:
-            with (HERE / "curves.csv").open(newline="") as file:
-                accuracies = last_accuracies(csv.DictReader(file))
-            print(table(findings(read_claims(HERE / "claims.csv"), accuracies)))
+            print(table(findings(read_claims(HERE / "claims.csv"), ends_of(read_curves()))))
         case _:
             sys.exit(__doc__)
 

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
-
-SCRIPT = Path(__file__).parents[2] / "docs" / "study" / "claims.py"
-
-
-@pytest.fixture(scope="module")
-def study() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("study_claims", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_t_test_has_the_value_of_the_tables(study: ModuleType) -> None:
@@ -43,8 +30,18 @@ def test_holms_correction_is_that_of_the_textbook(study: ModuleType) -> None:
     assert study.holm([0.6, 0.9]) == [1.0, 1.0]
 
 
-def runs(study: ModuleType, **by_method: list[float]) -> dict[tuple[str, str], dict[int, float]]:
-    return {("x", method): dict(enumerate(values)) for method, values in by_method.items()}
+def runs(study: ModuleType, **by_method: list[float]) -> dict[Any, dict[int, Any]]:
+    return {
+        study.Key("x", method, "sync"): {seed: study.Ended(value, 0.0) for seed, value in enumerate(values)}
+        for method, values in by_method.items()
+    }
+
+
+def rows(
+    policy: str = "sync", seed: int = 1, points: Sequence[tuple[int, float]] = ((0, 0.1),)
+) -> list[dict[str, str]]:
+    run = {"study": "x", "method": "m", "policy": policy, "seed": str(seed)}
+    return [{**run, "rounds": str(number), "accuracy": str(accuracy)} for number, accuracy in points]
 
 
 @pytest.mark.parametrize(
@@ -59,37 +56,57 @@ def runs(study: ModuleType, **by_method: list[float]) -> dict[tuple[str, str], d
 )
 def test_a_claim_is_shown_refuted_or_open(study: ModuleType, own: list[float], paper: float, verdict: str) -> None:
     accuracies = runs(study, new=own, old=[0.50, 0.50, 0.50, 0.50, 0.50])
-    (found,) = study.findings([study.Claim("x", "new", "old", paper, "a paper")], accuracies)
+    (found,) = study.findings([study.Claim("x", "new", "old", "sync", paper, "a paper")], accuracies)
     assert found.verdict == verdict
 
 
 def test_a_claim_without_three_pairs_is_left_out(study: ModuleType) -> None:
-    claim = study.Claim("x", "new", "old", 3.0, "a paper")
+    claim = study.Claim("x", "new", "old", "sync", 3.0, "a paper")
     assert study.findings([claim], runs(study, new=[0.5, 0.6], old=[0.4, 0.5, 0.6])) == []
 
 
-def test_the_accuracy_of_a_run_is_the_mean_over_the_last_quarter(study: ModuleType) -> None:
+def test_a_claim_is_about_one_policy(study: ModuleType) -> None:
+    claim = study.Claim("x", "new", "old", "async", 3.0, "a paper")
+    assert study.findings([claim], runs(study, new=[0.5, 0.6, 0.7], old=[0.4, 0.5, 0.6])) == []
+
+
+def test_the_end_of_a_run_is_the_last_quarter(study: ModuleType) -> None:
     points = [(0, 0.1), (4, 0.2), (8, 0.3), (12, 0.4), (13, 0.5), (16, 0.7)]
-    rows = [
-        {"study": "x", "method": "m", "policy": policy, "seed": "1", "rounds": str(number), "accuracy": str(accuracy)}
-        for policy in ("sync", "async")
-        for number, accuracy in points
+    ((key, seeds),) = study.ends_of(rows(points=points)).items()
+    assert key == ("x", "m", "sync")
+    assert seeds[1].accuracy == pytest.approx(0.6)  # the mean of rounds 13 and 16
+    assert seeds[1].gain == pytest.approx(0.3)  # from round 12 to round 16
+
+
+def test_the_table_of_accuracies_is_sorted(study: ModuleType) -> None:
+    text = study.accuracies(runs(study, worse=[0.5, 0.6], better=[0.7]))
+    assert text.splitlines()[2:] == [
+        "| x | better | sync | 70.0 | +0.0 | 1 |",
+        "| x | worse | sync | 55.0 ± 7.1 | +0.0 | 2 |",
     ]
-    assert study.last_accuracies(rows) == {("x", "m"): {1: pytest.approx(0.6)}}  # rounds 13 and 16 of 16
 
 
 def test_the_table_has_a_row_for_every_claim(study: ModuleType) -> None:
     accuracies = runs(study, new=[0.53, 0.54, 0.55], old=[0.50, 0.50, 0.50])
-    text = study.table(study.findings([study.Claim("x", "new", "old", 3.0, "a paper")], accuracies))
+    text = study.table(study.findings([study.Claim("x", "new", "old", "sync", 3.0, "a paper")], accuracies))
     assert text.splitlines()[2].startswith("| x | new above old | +3.0 | +4.0 [+1.5, +6.5] | 3 of 3 |")
 
 
 def test_the_claims_can_be_read(study: ModuleType) -> None:
-    claims = study.read_claims(SCRIPT.with_name("claims.csv"))
+    claims = study.read_claims(study.HERE / "claims.csv")
     assert {claim.study for claim in claims} == {"cifar10", "fashion", "fedhe", "fedhenn"}
 
 
-def test_nothing_to_gather_is_only_the_heads(study: ModuleType) -> None:
+def test_what_is_gathered_replaces_the_same_run_and_no_other(
+    study: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = [*rows(seed=1), *rows(seed=2)]
+    again = rows(seed=2, points=[(0, 0.1), (4, 0.5)])
+    monkeypatch.setattr(study, "rows_of", {Path("x"): again}.__getitem__)
+    assert study.gather([Path("x")], known) == [*rows(seed=1), *again]
+
+
+def test_without_runs_there_are_only_the_heads(study: ModuleType) -> None:
     out = io.StringIO()
-    study.gather([], out)
-    assert out.getvalue() == "study,method,policy,seed,accuracy,time,rounds,bytes,joules,flops\n"
+    study.write_curves([], out)
+    assert out.getvalue() == "study,method,policy,seed,tested,accuracy,time,rounds,bytes,joules,flops\n"

@@ -1,0 +1,183 @@
+"""Draws the figures of the study from curves.csv and cka.csv:  python docs/study/figures.py
+
+order.png       what each method has reached when it has spent what HeteroAvg spends in all its rounds: as many
+                rounds, as much device time, as many bytes, as many joules
+policies.png    accuracy against device time under each policy, for the methods of the four papers
+similarity.png  CKA between the final models by stage
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+
+import claims
+import matplotlib as mpl
+import similarity
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fleetbed.analysis.figures.curve_plots import new_figure
+from fleetbed.analysis.figures.style import COLOURS, DASHES, MARKERS, RC
+
+HERE = Path(__file__).parent
+BASE = "heteroavg"
+BUDGETS = {"rounds": "rounds", "time": "device time", "bytes": "bytes", "joules": "energy"}
+TITLES = {"cifar10": "CIFAR-10", "fashion": "Fashion-MNIST"}
+#: The methods of the figures, all tested on the whole test set. FedHe and training alone have personal models.
+METHODS = {
+    "heteroavg": "HeteroAvg",
+    "fedin": "FedIN",
+    "inco-heteroavg": "InCo",
+    "heteroprox": "HeteroProx",
+    "all-large": "AllLarge",
+    "inclusivefl": "InclusiveFL",
+    "moon": "MOON",
+    "scaffold": "SCAFFOLD",
+    "heterofl": "HeteroFL",
+    "fedavg": "FedAvg, same architecture",
+    "fedhe": "FedHe",
+    "private": "training alone",
+}
+PAPERS = {"heteroavg": "HeteroAvg", "fedin": "FedIN", "inco-heteroavg": "InCo", "fedhe": "FedHe", "fedhenn": "FedHeNN"}
+
+Row = Mapping[str, str]
+Curves = dict[str, dict[int, list[Row]]]  # by method and seed, in the order of the rounds
+
+
+def curves_of(rows: Iterable[Row], study: str, policy: str = "sync") -> Curves:
+    found: Curves = {}
+    for row in rows:
+        if (row["study"], row["policy"]) == (study, policy):
+            found.setdefault(row["method"], {}).setdefault(int(row["seed"]), []).append(row)
+    return found
+
+
+def reached(curve: Sequence[Row], axis: str, budget: float) -> float:
+    """Return the accuracy of the last evaluation that the budget pays for."""
+    return max((float(row[axis]), float(row["accuracy"])) for row in curve if float(row[axis]) <= budget)[1]
+
+
+def at_equal_cost(curves: Curves, axis: str) -> dict[str, float]:
+    """Return the accuracy of each method, in percent, when it has spent what the base spends in all its rounds.
+
+    Both are of the same seed; the mean is over the seeds.
+    """
+    budgets = {seed: float(curve[-1][axis]) for seed, curve in curves[BASE].items()}
+    return {
+        method: 100 * mean(reached(by_seed[seed], axis, budgets[seed]) for seed in by_seed if seed in budgets)
+        for method, by_seed in curves.items()
+        if by_seed.keys() & budgets.keys()
+    }
+
+
+def order_figure(rows: Sequence[Row]) -> Figure:
+    studies = [study for study in TITLES if BASE in curves_of(rows, study)]
+    with mpl.rc_context(RC):
+        figure, grid = new_figure(7.4, 3.6 * len(studies) + 0.2, nrows=len(studies), squeeze=False)
+        for (axes,), study in zip(grid, studies, strict=True):
+            curves = {name: one for name, one in curves_of(rows, study).items() if name in METHODS}
+            values = [at_equal_cost(curves, axis) for axis in BUDGETS]
+            _slopes(axes, values)
+            axes.set_title(TITLES[study])
+            axes.set_ylabel("Accuracy, %")
+    return figure
+
+
+def _slopes(axes: Axes, values: Sequence[Mapping[str, float]]) -> None:
+    places = list(range(len(values)))
+    names = [name for name in METHODS if all(name in one for one in values)]
+    for number, name in enumerate(names):
+        axes.plot(
+            places,
+            [one[name] for one in values],
+            color=COLOURS[number % len(COLOURS)],
+            marker=MARKERS[number % len(MARKERS)],
+            linestyle="dashed" if name in ("fedhe", "private") else "solid",
+        )
+    low, high = axes.get_ylim()
+    heights = _apart({name: values[-1][name] for name in names}, (high - low) / 17)
+    for number, name in enumerate(names):
+        colour = COLOURS[number % len(COLOURS)]
+        axes.annotate(
+            METHODS[name],
+            (places[-1], values[-1][name]),
+            (places[-1] + 0.12, heights[name]),
+            color=colour,
+            va="center",
+            fontsize=8,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3},
+        )
+    axes.set_xticks(places, [f"equal {name}" for name in BUDGETS.values()])
+    axes.set_xlim(-0.15, places[-1] + 1.1)
+    axes.grid(axis="x", visible=False)
+
+
+def _apart(heights: Mapping[str, float], least: float) -> dict[str, float]:
+    """Return heights for labels that keep this distance, from the lowest up."""
+    found: dict[str, float] = {}
+    before = float("-inf")
+    for name in sorted(heights, key=heights.__getitem__):
+        before = found[name] = max(heights[name], before + least)
+    return found
+
+
+def policies_figure(rows: Sequence[Row]) -> Figure:
+    """Draw the mean over the seeds against the mean device time of the same evaluation."""
+    by_policy = {"sync": curves_of(rows, "fashion")}
+    for policy in ("deadline", "async", "buffered"):
+        by_policy[policy] = curves_of(rows, "policies", policy)
+    with mpl.rc_context(RC):
+        figure, (grid,) = new_figure(9.6, 2.7, ncols=len(PAPERS), squeeze=False)
+        for axes, (method, title) in zip(grid, PAPERS.items(), strict=True):
+            for number, (policy, curves) in enumerate(by_policy.items()):
+                if method in curves:
+                    runs = list(zip(*curves[method].values(), strict=True))
+                    axes.plot(
+                        [mean(float(row["time"]) for row in at_once) for at_once in runs],
+                        [100 * mean(float(row["accuracy"]) for row in at_once) for at_once in runs],
+                        color=COLOURS[number],
+                        linestyle=DASHES[policy],
+                        label=policy,
+                    )
+            axes.set_title(title)
+            axes.set_xlabel("Device time, s")
+        grid[0].set_ylabel("Accuracy, %")
+        grid[0].legend(loc="lower right")
+    return figure
+
+
+def similarity_figure(rows: Iterable[similarity.Row]) -> Figure:
+    found = similarity.means(rows)
+    studies = [study for study in TITLES if (study, BASE, "sync") in found]
+    with mpl.rc_context(RC):
+        figure, (grid,) = new_figure(3.9 * len(studies) + 1.2, 3.2, ncols=len(studies), squeeze=False, sharey=True)
+        for axes, study in zip(grid, studies, strict=True):
+            shown = [name for name in METHODS if (study, name, "sync") in found]
+            for number, name in enumerate(shown):
+                stages = found[study, name, "sync"]
+                axes.plot(
+                    list(stages),
+                    list(stages.values()),
+                    color=COLOURS[number % len(COLOURS)],
+                    marker=MARKERS[number % len(MARKERS)],
+                    linestyle="dashed" if name in ("fedhe", "private") else "solid",
+                    label=METHODS[name],
+                )
+            axes.set_title(TITLES[study])
+            axes.set_xlabel("Stage, from shallow to deep")
+        grid[0].set_ylabel("Mean CKA between models")
+        grid[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+def main() -> None:
+    rows = claims.read_curves()
+    order_figure(rows).savefig(HERE / "order.png")
+    policies_figure(rows).savefig(HERE / "policies.png")
+    similarity_figure(similarity.read_table()).savefig(HERE / "similarity.png")
+
+
+if __name__ == "__main__":
+    main()

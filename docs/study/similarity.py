@@ -1,0 +1,95 @@
+"""How similar the models of a run are at the end, stage by stage, as in FedIN's Figure 6 and InCo's Figure 2.
+
+    python docs/study/similarity.py gather DIR ...   # add the finished runs of these folders of studies to cka.csv
+    python docs/study/similarity.py table            # the mean over seeds, from cka.csv alone
+
+The similarity is linear CKA on 256 test samples, averaged over all pairs of models: one model for each of the five
+groups or, for a method with personal models, one for each client. A run of a single model has none.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+
+from fleetbed.analysis.figures.model_plots import stage_similarity
+from fleetbed.analysis.figures.nets import dataset_of, final_models
+from fleetbed.analysis.figures.similarity import off_diagonal_mean
+from fleetbed.analysis.tables.runs import open_runs
+from fleetbed.analysis.tables.series import series_of
+
+TABLE = Path(__file__).with_name("cka.csv")
+RUN = ("study", "method", "policy", "seed")
+COLUMNS = (*RUN, "stage", "cka")
+
+Row = Mapping[str, str]
+
+
+def gather(folders: Iterable[Path], known: Iterable[Row]) -> list[Row]:
+    """Return the similarities of the finished runs in these folders, and of all other runs that are known."""
+    found = [row for folder in folders for row in rows_of(folder)]
+    runs = {tuple(row[column] for column in RUN) for row in found}
+    others = [row for row in known if tuple(row[column] for column in RUN) not in runs]
+    return sorted([*others, *found], key=lambda row: tuple(row[column] for column in RUN))
+
+
+def rows_of(folder: Path) -> list[Row]:
+    rows: list[Row] = []
+    for series in series_of(open_runs([folder])):
+        for run in (run for run in series.runs if run.finished):
+            dataset = dataset_of(run)
+            models = final_models(run, dataset)
+            if len(models) < 2:
+                continue
+            for stage, matrix in stage_similarity(models, dataset).items():
+                values = (folder.name, series.method, series.policy, str(run.config.seed), stage)
+                rows.append(dict(zip(COLUMNS, (*values, f"{off_diagonal_mean(matrix):.4f}"), strict=True)))
+    return rows
+
+
+def means(rows: Iterable[Row]) -> dict[tuple[str, str, str], dict[str, float]]:
+    """Return the mean over seeds by study, method and policy, then by stage."""
+    values: dict[tuple[str, str, str], dict[str, list[float]]] = {}
+    for row in rows:
+        stages = values.setdefault((row["study"], row["method"], row["policy"]), {})
+        stages.setdefault(row["stage"], []).append(float(row["cka"]))
+    return {key: {stage: mean(found) for stage, found in stages.items()} for key, stages in values.items()}
+
+
+def table(rows: Iterable[Row]) -> str:
+    """Return the means as a table, the most similar deepest stage first."""
+    found = means(rows)
+    stages = list(dict.fromkeys(stage for one in found.values() for stage in one))
+    lines = [f"| data | method | policy | {' | '.join(stages)} |", f"|---|---|---|{'---:|' * len(stages)}"]
+    for key in sorted(found, key=lambda key: (key[0], -found[key].get(stages[-1], 0.0))):
+        shown = (f"{found[key][stage]:.2f}" if stage in found[key] else "–" for stage in stages)
+        lines.append(f"| {' | '.join(key)} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def read_table() -> list[Row]:
+    if not TABLE.exists():
+        return []
+    with TABLE.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def main(arguments: Sequence[str]) -> None:
+    match arguments:
+        case ["gather", _, *_]:
+            rows = gather(map(Path, arguments[1:]), read_table())
+            with TABLE.open("w", newline="") as file:
+                out = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+                out.writeheader()
+                out.writerows(rows)
+        case ["table"]:
+            print(table(read_table()))
+        case _:
+            sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

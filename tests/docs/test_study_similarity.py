@@ -1,0 +1,30 @@
+"""Checks the table of similarities against means calculated by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+def rows(seed: int, **stages: float) -> list[dict[str, str]]:
+    run = {"study": "x", "method": "m", "policy": "sync", "seed": str(seed)}
+    return [{**run, "stage": stage, "cka": str(value)} for stage, value in stages.items()]
+
+
+def test_the_table_has_the_means_over_the_seeds_in_the_order_of_the_stages(similarity: ModuleType) -> None:
+    text = similarity.table([*rows(1, stem=1.0, layer1=0.8), *rows(2, stem=0.9, layer1=0.4)])
+    assert text.splitlines() == [
+        "| data | method | policy | stem | layer1 |",
+        "|---|---|---|---:|---:|",
+        "| x | m | sync | 0.95 | 0.60 |",
+    ]
+
+
+def test_what_is_gathered_replaces_the_same_run_and_no_other(
+    similarity: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = rows(2, stem=0.5, layer1=0.4)
+    monkeypatch.setattr(similarity, "rows_of", {Path("x"): again}.__getitem__)
+    assert similarity.gather([Path("x")], [*rows(1, stem=1.0), *rows(2, stem=0.9)]) == [*rows(1, stem=1.0), *again]
