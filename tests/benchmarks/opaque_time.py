@@ -12,7 +12,8 @@ published one along a straight line; Python between the operators takes as long 
 
 Before that it prints what counting costs in the calls of the Flower app of the tests, in CPU seconds, and how much the
 device seconds of one call vary from time to time on a Raspberry Pi 4: by CPU seconds; by CPU seconds multiplied by what
-the first, counted call took on the device over its CPU seconds, so that only one is counted; and as `metered` does.
+the first, counted call took on the device over the CPU seconds of the next, so that only one is counted; and as
+`metered` does.
 """
 
 from __future__ import annotations
@@ -149,12 +150,11 @@ def counting(calls: int = 40) -> None:
         ("evaluate", lambda: test(net, loaders[1])),
     ):
         first_s, first = counted(call)
-        outside = max(0.0, first_s - first.cpu_s)
         pairs = [(taken(call), *counted(call)) for _ in range(calls)]
         plain = [pair[0] for pair in pairs]
         each = [metered_s(seconds, found, device, gflops) for _, seconds, found in pairs]
-        # what the first call took without its counting is not known: the least of the others stands for it
-        once = metered_s(first_s, first, device, gflops) / max(min(plain), outside)
+        # what the first call took without its counting is not known: the next call stands for it
+        once = metered_s(first_s, first, device, gflops) / plain[0]
         ways = [[value * slowdown(device, gflops) for value in plain], [value * once for value in plain], each]
         cost = statistics.median(seconds / value for value, seconds, _ in pairs)
         print(f"| {name} | {cost:.2f} times | {' | '.join(spread(way) for way in ways)} |", flush=True)
