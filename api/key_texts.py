@@ -127,8 +127,8 @@ TEXTS: dict[str, dict[str, str]] = {
     },
     "TimingChoice": {
         "source": (
-            "enforced: real processes paced to the device's plan; modelled: the plan, at full speed; metered: measured "
-            "CPU time, for Flower apps; replay: as recorded in another run."
+            "enforced: real processes paced to the device's plan; modelled: the plan, at full speed; metered: counted "
+            "operators and CPU time, for Flower apps; replay: as recorded in another run."
         ),
         "time_scale": (
             "enforced: host seconds per device second; auto keeps tasks on time; fast uses more of the host."

@@ -26,6 +26,7 @@ from fleetbed.emulator.wire.storage import load_bundle, save_bundle
 from fleetbed.flower import identity
 from fleetbed.flower.app import Config, load_part, read_app
 from fleetbed.flower.packing import numbers, pack, unpack
+from fleetbed.models.cost.opaque import Counted, OpaqueCount, entry_s
 
 #: the file in the run's folder that tells the clients' processes of the app
 APP_FILE = "flower.json"
@@ -50,9 +51,10 @@ class ClientAppRaised(Exception):
 
 
 @dataclass(frozen=True)
-class NothingCounted:
-    """Opaque code counts neither steps nor samples."""
+class OpaqueCounts:
+    """Opaque code tells neither steps nor samples; its torch operators are counted as they run."""
 
+    counted: Counted | None
     steps: int = 0
     samples: int = 0
 
@@ -78,10 +80,11 @@ class FlowerRunner:
             loss.backward()
             optimizer.step()
         unpack(pack(RecordDict({"arrays": ArrayRecord(model.state_dict())})))
+        entry_s()
 
     def train(
         self, order: Train, message: Bundle, pacer: StepPacer | None, device: str = "cpu"
-    ) -> tuple[Reply, NothingCounted]:
+    ) -> tuple[Reply, OpaqueCounts]:
         content, header = unpack(message)
         node = self.about.nodes[order.client]
         identity.set_for(node.node_id)
@@ -102,7 +105,9 @@ class FlowerRunner:
             run_config=dict(self.about.run_config),
         )
         seed_all(derive(self.seed, order.client, order.task, "flower"))
-        reply = self._call(instruction, context)
+        count = OpaqueCount()
+        with count:
+            reply = self._call(instruction, context)
         metrics = numbers(reply.content)
         loss = next((metrics[name] for name in LOSSES if name in metrics), None)
         answer = Reply(
@@ -110,7 +115,7 @@ class FlowerRunner:
             keep=pack(context.state) if context.state else None,
             metrics=metrics if loss is None else {**metrics, "loss": loss},
         )
-        return answer, NothingCounted()
+        return answer, OpaqueCounts(count.counted() if count.total.calls else None)
 
     def _call(self, instruction: Message, context: Context) -> Message:
         try:

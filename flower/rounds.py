@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,18 +10,17 @@ from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 from fleetbed.emulator.engine.task import Task
-from fleetbed.emulator.method.algorithm import Algorithm, Arrival, Assignment, Job, Merged, Needs, Reply, Target
+from fleetbed.emulator.method.algorithm import Arrival, Assignment, Merged, Needs, ServerHalf, Target
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.timeline.policies import NOTHING, Decision, Rounds
 from fleetbed.emulator.wire.codec import WireError
 from fleetbed.flower import identity
-from fleetbed.flower.client import LOSSES, ClientAppRaised
+from fleetbed.flower.client import ClientAppRaised
 from fleetbed.flower.grid import FleetGrid, Request
 from fleetbed.flower.packing import EXAMPLES, numbers, pack, unpack
 from fleetbed.models.work import ServerWork, Work
 
 STAGES = ("train", "evaluate", "query")
-ACCURACY = re.compile(r"(^|[-_ .])acc(uracy)?$", re.IGNORECASE)
 ERRORS = {
     "oom": ErrorCode.CLIENT_APP_CRASHED,
     "crash": ErrorCode.CLIENT_APP_CRASHED,
@@ -185,7 +183,7 @@ def _round(message: Message) -> int | None:
     return int(group) if group.isdecimal() else None
 
 
-class FlowerMethod(Algorithm):
+class FlowerMethod(ServerHalf):
     """What a Flower app is to the engine: messages as they come, and merges that the ServerApp makes by itself."""
 
     def __init__(self, exchange: Exchange, evaluated: Callable[[str, int, dict[str, float]], None]) -> None:
@@ -205,9 +203,6 @@ class FlowerMethod(Algorithm):
 
     def work(self, state: Bundle, assignment: Assignment) -> Work:
         return Work()  # opaque
-
-    def client(self, job: Job) -> Reply:
-        raise NotImplementedError("a client's process calls the ClientApp")
 
     def objection(self, assignment: Assignment, message: Bundle) -> str | None:
         try:
@@ -246,10 +241,3 @@ def mean_of(found: Sequence[dict[str, float]]) -> dict[str, float]:
         name: sum(w * each[name] for w, each in zip(weights, found, strict=True)) / sum(weights) for name in common
     }
     return {**means, EXAMPLES: sum(each[EXAMPLES] for each in found)} if EXAMPLES in common else means
-
-
-def accuracy_and_loss(metrics: dict[str, float]) -> tuple[float, float] | None:
-    """What an app calls its accuracy and its loss; None unless it reports both."""
-    accuracy = next((value for name, value in metrics.items() if ACCURACY.search(name) and 0 <= value <= 1), None)
-    loss = next((value for name, value in metrics.items() if name in LOSSES or name.lower().endswith("loss")), None)
-    return None if accuracy is None or loss is None else (accuracy, loss)

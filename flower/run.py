@@ -22,12 +22,11 @@ from fleetbed.emulator.engine.observer import Observer
 from fleetbed.emulator.engine.participant import ClientProgress, Participant
 from fleetbed.emulator.engine.prepared import Prepared
 from fleetbed.emulator.engine.progress import Progress
-from fleetbed.emulator.engine.timing import Metered
 from fleetbed.emulator.machine import host
 from fleetbed.emulator.machine.capacity import check_processes_fit
 from fleetbed.emulator.records.records import Records
 from fleetbed.emulator.records.results import Result
-from fleetbed.emulator.records.tables import ClientRow, EvaluationRow, MetricRow
+from fleetbed.emulator.records.tables import ClientRow
 from fleetbed.emulator.run.fitting import MIB
 from fleetbed.emulator.run.fleet import FleetProcesses
 from fleetbed.emulator.run.preparation import HEAP_PART, calibration_meta, host_calibration
@@ -49,8 +48,9 @@ from fleetbed.flower import identity
 from fleetbed.flower.app import DOWNLOAD, AppParts, Config, check_flower, config_of, load_part, needs_download
 from fleetbed.flower.client import APP_FILE, AppFile, Node
 from fleetbed.flower.grid import FleetGrid
-from fleetbed.flower.packing import EXAMPLES
-from fleetbed.flower.rounds import Exchange, FlowerMethod, ServerAppRounds, accuracy_and_loss
+from fleetbed.flower.metered import Metered
+from fleetbed.flower.reported import Reported
+from fleetbed.flower.rounds import Exchange, FlowerMethod, ServerAppRounds
 from fleetbed.flower.serverapp import running
 from fleetbed.models.work import Work
 from fleetbed.profiles.errors import BadInput
@@ -120,8 +120,7 @@ class _FlowerRun:
         self._records = records
         self._observer = observer
         self._engine: Engine | None = None
-        self._on_server = False  # the ServerApp evaluates by itself, so that its figures are the run's accuracy
-        self._measured: list[tuple[int, float, str, int, dict[str, float]]] = []
+        self._reported = Reported(records, layout.around.config.algorithm.title)
 
     def carry_out(self) -> Result | None:
         started_s = time.monotonic()
@@ -154,14 +153,14 @@ class _FlowerRun:
             )
             self._observer.start(engine, engine.evaluations)
             try:
-                with running(
-                    self._layout.server, grid, self._layout.run_config, seed, self._folder, self._note_measured
-                ):
+                with running(self._layout.server, grid, self._layout.run_config, seed, self._folder, self._note):
                     engine.run()
-                self._write_measured()
+                self._reported.write(engine.evaluations)
             finally:
                 self._observer.stop()
             self._records.write(fleet.cap_rows(prepared.participants))
+            assert isinstance(prepared.timing, Metered)
+            self._records.notice("timing", prepared.timing.summary(), time.monotonic() - started_s, None)
         self._check_result(engine)
         return engine.evaluations.latest
 
@@ -207,7 +206,7 @@ class _FlowerRun:
         return Prepared(
             participants=participants,
             timing=timing,
-            method=FlowerMethod(exchange, self._note_measured),
+            method=FlowerMethod(exchange, self._note),
             calibration=calibration,
             keep_heap=self._config.experiment.processes == "resident" and needed <= HEAP_PART * host.available_bytes(),
         )
@@ -231,17 +230,16 @@ class _FlowerRun:
             progress.timeline.add(event)
         return progress
 
-    # what the app measures
-
-    def _note_measured(self, who: str, round_: int, metrics: dict[str, float]) -> None:
+    def _note(self, who: str, round_: int, metrics: dict[str, float]) -> None:
         """Note what the clients or the ServerApp measured; the latter calls this in its own thread."""
         assert self._engine is not None
         progress = self._engine.progress
         version = progress.version + (who == "clients")  # the merge is being made
-        self._measured.append((version, progress.timeline.now_s, who, round_, metrics))
+        self._reported.note(version, progress.timeline.now_s, who, round_, metrics)
 
     def _after_merge(self, progress: Progress) -> None:
-        self._write_measured()
+        assert self._engine is not None
+        self._reported.write(self._engine.evaluations)
         used = {client.kept for client in progress.clients.values()} | {
             name for task in progress.tasks.values() for name in (task.kept, task.keep)
         }
@@ -252,34 +250,6 @@ class _FlowerRun:
     def _may_come(self, path: Path, progress: Progress) -> bool:
         """Whether the file may be what a task under way keeps, whose reply has not been read yet."""
         return any(path.stem.endswith(f"{number:08d}") for number in progress.tasks)
-
-    def _write_measured(self) -> None:
-        """Record what was measured: on the server all of it, and the accuracy, where there is one, as the run's."""
-        assert self._engine is not None
-        measured, self._measured = self._measured, []
-        self._on_server |= any(who == "server" for _, _, who, _, _ in measured)
-        for version, device_s, who, round_, metrics in measured:
-            if who == "server":
-                self._records.write(
-                    MetricRow(version, None, f"server {name}", value) for name, value in metrics.items()
-                )
-            found = accuracy_and_loss(metrics)
-            if found is None or (who == "clients" and self._on_server):
-                continue
-            self._engine.evaluations.add(
-                EvaluationRow(
-                    version=version,
-                    round=round_,
-                    device_s=device_s,
-                    target=who,
-                    variant=self._config.algorithm.title,
-                    client=None,
-                    local=0,
-                    samples=max(1, int(metrics.get(EXAMPLES, 1))),
-                    accuracy=found[0],
-                    loss=found[1],
-                )
-            )
 
     def _check_result(self, engine: Engine) -> None:
         """Refuse to call a run a result in which no client ever answered."""

@@ -124,8 +124,9 @@ def _lead(runs: Sequence[Run], comparison: Comparison) -> str:
             f"The Flower app {methods} on {len(runs[0].clients)} clients with {kinds} kind{_s(range(kinds))} of device "
             f"(fleet {experiment.fleet}), {experiment.rounds} rounds, seed{_s(seeds)} {', '.join(map(str, seeds))}. "
             "Data, models and rounds are the app's own: no model was chosen by the memory of a device. The time on a "
-            "device is the CPU time of the app's code, multiplied by how much slower the device is than this host "
-            "(metered). A task is one call of the ClientApp; accuracy is what the app itself reports."
+            "device is that of the torch operators that the app ran, by class, and for all else the CPU time, "
+            "multiplied by how much slower the device is than this host (metered). A task is one call of the "
+            "ClientApp; accuracy is what the app itself reports."
         )
     partition = experiment.data.partition
     families = ", ".join(dict.fromkeys(title_of(run.config.model.family) for run in runs))

@@ -11,16 +11,14 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from fleetbed.emulator.method.algorithm import (
-    Algorithm,
     Arrival,
     Assignment,
     Client,
     Context,
     Expected,
-    Job,
     Merged,
     Needs,
-    Reply,
+    ServerHalf,
     Target,
 )
 from fleetbed.emulator.method.bundle import Bundle
@@ -31,23 +29,19 @@ from fleetbed.models.work import ServerWork, Work
 T = TypeVar("T")
 
 
-def make_guarded(name: str, make: Callable[[], Algorithm]) -> Guarded:
+def make_guarded(name: str, make: Callable[[], ServerHalf]) -> Guarded:
     with named(f"the method {name}", "its constructor"):
         method = make()
     return Guarded(name, method)
 
 
-class Guarded(Algorithm):
-    """Stands in for the method on the server. The client half runs in other processes and is not guarded here."""
+class Guarded(ServerHalf):
+    """Stands in for the method on the server. The client half runs in other processes."""
 
-    def __init__(self, name: str, method: Algorithm) -> None:
+    def __init__(self, name: str, method: ServerHalf) -> None:
         self.name = name
         self.method = method
         self._who = f"the method {name}"
-
-    @property
-    def params(self) -> Any:
-        return self.method.params
 
     @property
     def context(self) -> Context:  # type: ignore[override]
@@ -86,9 +80,6 @@ class Guarded(Algorithm):
     def heaviest(self, state: Bundle, client: Client) -> Work:
         with named(self._who, "heaviest"):
             return self._is(self.method.heaviest(state, client), Work, "heaviest")
-
-    def client(self, job: Job) -> Reply:
-        return self.method.client(job)
 
     def expects(self, assignment: Assignment, sent: Bundle) -> Expected | None:
         with named(self._who, "expects"):

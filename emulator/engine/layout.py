@@ -14,7 +14,7 @@ from fleetbed.emulator.algorithms import load_method
 from fleetbed.emulator.data import Dataset, Split, divide, open_dataset, prepare_dataset
 from fleetbed.emulator.engine.guarded import make_guarded
 from fleetbed.emulator.machine.capacity import check_model
-from fleetbed.emulator.method.algorithm import Algorithm, Client
+from fleetbed.emulator.method.algorithm import Client, ServerHalf
 from fleetbed.emulator.method.context import make_context
 from fleetbed.emulator.records.kept_merges import check_kept
 from fleetbed.emulator.timeline.making_policies import check_policy
@@ -59,11 +59,11 @@ class Layout(Surroundings):
         return {int(number): name for name, group in zip(names, groups, strict=True) for number in group}
 
     @cached_property
-    def stand_in(self) -> Algorithm:
+    def stand_in(self) -> ServerHalf:
         """The method with one client of every variant in question, for questions that come before the choice."""
         return self.method(stand_ins(self.family, set(self.assigned.values())))
 
-    def method(self, clients: Sequence[Client]) -> Algorithm:
+    def method(self, clients: Sequence[Client]) -> ServerHalf:
         """The method for these clients. Raises BadInput, naming it, where it does not fit the experiment."""
         context = make_context(self.config, self.dataset, self.split, clients)
         algorithm = self.config.algorithm
@@ -157,7 +157,7 @@ def check_assign(asked: Model, model: Family, clients: int | None) -> None:
         )
 
 
-def check_method(config: RunConfig, method: Algorithm) -> None:
+def check_method(config: RunConfig, method: ServerHalf) -> None:
     needs, name, kind = method.needs, config.algorithm.title, works_like(config.policy)
     if kind not in needs.policies:
         allowed = ", ".join(sorted(needs.policies))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from fleetbed.emulator.engine.task import Task, assignment_of
-from fleetbed.emulator.method.algorithm import Algorithm, Client, Expected
+from fleetbed.emulator.method.algorithm import Client, Expected, ServerHalf
 from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.wire.messages import Trained, kept_name
 
@@ -27,7 +27,7 @@ class Flaw(NamedTuple):
 
 
 def flaw_in(
-    method: Algorithm, task: Task, client: Client, sent: Bundle, answer: Trained, message: Bundle
+    method: ServerHalf, task: Task, client: Client, sent: Bundle, answer: Trained, message: Bundle
 ) -> Flaw | None:
     """Return why a reply must not be merged; None if it may be."""
     assignment = assignment_of(task, client)

@@ -72,6 +72,8 @@ class Task(Struct, kw_only=True):
         self.peak_bytes, self.anon_bytes = answer.peak_bytes, answer.anon_bytes
         self.gpu_peak_bytes, self.gpu_w = answer.gpu_peak_bytes, answer.gpu_w
         self.steps, self.samples = answer.steps, answer.samples
+        if answer.counted is not None:
+            self.flops = answer.counted.operations.flop
         self.loss = finite(answer.metrics.get("loss"))
         self.metrics = {name: finite(value) for name, value in answer.metrics.items() if name != "loss"}
 

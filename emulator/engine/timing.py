@@ -2,8 +2,8 @@
 
 The plan of a task is a property of the device and the work, never of the host. `modelled` takes the plan for granted
 and works at full speed. `enforced` holds each task to the pace of its plan, and takes what was measured where that was
-longer. `metered` multiplies the CPU seconds of code that declares no work. `replay` takes durations and failures from
-another run, at full speed.
+longer. `replay` takes durations and failures from another run, at full speed. `metered` is in `flower/metered.py`, for
+code that declares no work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from msgspec import Struct
 from fleetbed.emulator.engine.task import Task
 from fleetbed.emulator.machine.calibration import HostRate
 from fleetbed.emulator.timeline import pacing
-from fleetbed.emulator.timeline.plan import Pace, Plan, plan_of, throttled_s
+from fleetbed.emulator.timeline.plan import Pace, Plan, plan_of
 from fleetbed.emulator.timeline.time_scale import TimeScale
 from fleetbed.emulator.wire.messages import Trained
 from fleetbed.models.base import Family, InputSpec
@@ -232,40 +232,6 @@ class Enforced(Timing):
             "host_alone_gflops": self._rate.alone_gflops,
             "host_busy_gflops": self._rate.busy_gflops,
         }
-
-
-class Metered(Timing):
-    """For code that declares no work: the CPU seconds of its task, multiplied by how much slower the device is.
-
-    The host's rate is that of a core while all are busy, as they are in a round.
-    """
-
-    source = "metered"
-    on_oom = "go-on"
-
-    def __init__(self, rate: HostRate, devices: Mapping[int, Device], hang_s: float) -> None:
-        self._rate = rate
-        self._devices = devices  # by client
-        self._hang_s = hang_s
-
-    def modelled(self, device: Device, variant: str, work: Work) -> Plan:
-        return Plan(paces=(), total_s=0.0, flops=0.0)  # it is not known before the task has run
-
-    def plan(self, device: Device, variant: str, work: Work, task: int) -> Plan:
-        return self.modelled(device, variant, work)
-
-    def on_host(self, plan: Plan, variant: str, work: Work) -> OnHost:
-        return OnHost(load=1.0, expected_s=0.0, hang_s=self._hang_s)
-
-    def slowdown(self, device: Device, variant: str, work: Work) -> float:
-        return self._rate.busy_gflops / device.rate_gflops * device.train_scale
-
-    def measured_s(self, task: Task, answer: Trained) -> float:
-        device = self._devices[task.client]
-        return throttled_s(device, answer.cpu_s * self.slowdown(device, task.variant, Work()))
-
-    def meta(self) -> dict[str, Any]:
-        return {**super().meta(), "host_busy_gflops": self._rate.busy_gflops}
 
 
 class Replay(Timing):

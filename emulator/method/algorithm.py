@@ -265,12 +265,10 @@ class Target:
     extras: dict[str, Tensor] = field(default_factory=dict)  # that `Algorithm.predict` needs in addition to the model
 
 
-class Algorithm(ABC):
-    """A method of federated learning."""
+class ServerHalf(ABC):
+    """What the engine asks of a method."""
 
-    def __init__(self, params: Any, context: Context) -> None:
-        self.params = params
-        self.context = context
+    context: Context
 
     @property
     def needs(self) -> Needs:
@@ -306,10 +304,6 @@ class Algorithm(ABC):
         """
         return self.work(state, Assignment(client=client, stage=self.needs.stages[0]))
 
-    @abstractmethod
-    def client(self, job: Job) -> Reply:
-        """Carry out a task on the device: the client's half."""
-
     def expects(self, assignment: Assignment, sent: Bundle) -> Expected | None:
         """Declare the reply to `sent`. A reply of another form is refused, so that `merge` never sees it.
 
@@ -342,6 +336,18 @@ class Algorithm(ABC):
     @abstractmethod
     def targets(self, state: Bundle) -> list[Target]:
         """Return the models to evaluate."""
+
+
+class Algorithm(ServerHalf):
+    """A method of federated learning: both halves, the server's and the client's."""
+
+    def __init__(self, params: Any, context: Context) -> None:
+        self.params = params
+        self.context = context
+
+    @abstractmethod
+    def client(self, job: Job) -> Reply:
+        """Carry out a task on the device: the client's half."""
 
     def predict(self, model: Net, x: Tensor, extras: Tensors) -> Tensor:
         """Return the scores of each class, for evaluation; `extras` are those of the target."""

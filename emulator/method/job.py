@@ -25,6 +25,8 @@ class StepPacer(Protocol):
 class LocalJob:
     """Implements `algorithm.Job` over the shared data set."""
 
+    counted: None = None  # its work is declared
+
     def __init__(
         self,
         *,

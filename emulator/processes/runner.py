@@ -14,6 +14,7 @@ from fleetbed.emulator.method.bundle import Bundle
 from fleetbed.emulator.method.job import StepPacer
 from fleetbed.emulator.processes.task_runner import TaskRunner
 from fleetbed.emulator.wire.messages import Enrolment, Setup, Train
+from fleetbed.models.cost.opaque import Counted
 
 
 class Counts(Protocol):
@@ -24,6 +25,11 @@ class Counts(Protocol):
 
     @property
     def samples(self) -> int: ...
+
+    @property
+    def counted(self) -> Counted | None:
+        """The operators of code that does not declare its work."""
+        ...
 
 
 class Runner(Protocol):

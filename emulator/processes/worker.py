@@ -120,6 +120,7 @@ def _train(runner: Runner, order: Train, frames: Frames, group: Group | None, sh
         anon_bytes=usage.anon_bytes if usage is not None else None,
         gpu_peak_bytes=usage.gpu_bytes if usage is not None else None,
         gpu_w=usage.gpu_w if usage is not None else None,
+        counted=job.counted,
         sizes=sizes,
     )
     return [codec.control(trained), *sent]

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 from fleetbed.emulator.limits.plan import Cap, LimitPlan
 from fleetbed.emulator.method.algorithm import Client
 from fleetbed.emulator.timeline.plan import Pace
+from fleetbed.models.cost.opaque import Counted
 from fleetbed.models.work import Part
 from fleetbed.profiles.experiment import RunConfig
 
@@ -124,6 +125,7 @@ class Trained(Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields
     anon_bytes: Number | None
     gpu_peak_bytes: Number | None = None
     gpu_w: Amount | None = None
+    counted: Counted | None = None  # operators of code that declares no work
     sizes: list[Size] = []  # of the frames after its manifest, if they are in its slot
 
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from msgspec import Struct
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from fleetbed.models.cost.flops import TRAINING_RULES
@@ -38,21 +37,26 @@ class Operations(Struct, frozen=True, kw_only=True):
     calls: float = 0.0
 
     def __add__(self, other: Operations) -> Operations:
-        return self._each(lambda name: getattr(self, name) + getattr(other, name))
+        # written out, because it is called for every operator that is counted
+        return Operations(
+            conv_1x1_flop=self.conv_1x1_flop + other.conv_1x1_flop,
+            conv_flop=self.conv_flop + other.conv_flop,
+            depthwise_flop=self.depthwise_flop + other.depthwise_flop,
+            matmul_flop=self.matmul_flop + other.matmul_flop,
+            memory_bytes=self.memory_bytes + other.memory_bytes,
+            calls=self.calls + other.calls,
+        )
 
     def __sub__(self, other: Operations) -> Operations:
         return self + -1 * other
 
     def __rmul__(self, factor: float) -> Operations:
-        return self._each(lambda name: factor * getattr(self, name))
+        return Operations(**{name: factor * getattr(self, name) for name in self.__struct_fields__})
 
     @property
     def flop(self) -> float:
         """FLOP of convolutions and matrix products, as usually counted."""
         return self.conv_1x1_flop + self.conv_flop + self.depthwise_flop + self.matmul_flop
-
-    def _each(self, value: Callable[[str], float]) -> Operations:
-        return Operations(**{name: value(name) for name in self.__struct_fields__})
 
 
 def compute_seconds(device: Device, work: Operations) -> float:
@@ -99,7 +103,7 @@ class OperatorCount(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:  # half of all calls in fake mode
             return func(*args, **kwargs)
-        if _is_composite(func):  # in inference mode, for example, nothing above has decomposed it
+        if facts_of(func).is_composite:  # in inference mode, for example, nothing above has decomposed it
             with self:
                 return func.decompose(*args, **kwargs)
         out = self.run(func, args, kwargs)
@@ -111,7 +115,10 @@ class OperatorCount(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        inputs, outputs = _tensors((args, kwargs)), _tensors(out)
+        facts = facts_of(func)
+        if facts.is_free:
+            return
+        inputs, outputs = tensors_in(args, kwargs), tensors_in(out)
         packet = func.overloadpacket
         if packet in _CONVOLUTIONS:
             self.total += _convolution(*_CONVOLUTIONS[packet](args, out), moved=_bytes(inputs) + _bytes(outputs))
@@ -119,8 +126,8 @@ class OperatorCount(TorchDispatchMode):
             flop = float(_MATRIX_PRODUCTS[packet](*args, **kwargs, out_val=out))
             inside = _INSIDE[packet](args) if packet in _INSIDE else 0
             self.total += Operations(matmul_flop=flop, memory_bytes=inside, calls=1)
-        elif not _is_free(func, inputs, outputs):
-            if not _is_known(func):
+        elif not _is_free(facts, inputs, outputs):
+            if not facts.is_known:
                 self.unknown.add(str(packet))
             read = outputs if packet in _LOOKUPS else inputs
             self.total += Operations(memory_bytes=_bytes(read) + _bytes(outputs), calls=1)
@@ -161,47 +168,70 @@ def _gates(args: tuple[Any, ...], passes: int) -> int:
     return passes * 2 * 4 * FLOAT_BYTES * int(x.shape[0] * x.shape[1] * w_hidden.shape[1])
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+def tensors_in(*trees: Any) -> list[Tensor]:
+    """The tensors among the arguments or the results of an operator; faster than torch's trees."""
+    found: list[Tensor] = []
+    for each in trees:
+        if isinstance(each, Tensor):
+            found.append(each)
+        elif isinstance(each, (list, tuple)):
+            found += tensors_in(*each)
+        elif isinstance(each, dict):
+            found += tensors_in(*each.values())
+    return found
 
 
 def _bytes(tensors: list[Tensor]) -> int:
     """Return the bytes in memory, which are fewer than the values of an expanded tensor."""
-    return sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in tensors)
+    return sum(t.nbytes if t.is_contiguous() else min(t.nbytes, t.untyped_storage().nbytes()) for t in tensors)
 
 
-def _is_free(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
-    """Return whether an operator is a view or an allocation, or returns no tensor at all."""
-    if not outputs and not func._schema.is_mutable:
-        return True
-    if torch.Tag.inplace_view in func.tags or func.overloadpacket in _ALLOCATIONS:
-        return True
-    if func._schema.is_mutable:
+class _Facts(NamedTuple):
+    """What is the same for all calls of an operator: found once, because looking at its schema and tags takes long."""
+
+    is_composite: bool  # it has no kernel of its own, but is composed of others
+    is_free: bool  # a view or an allocation
+    is_new: bool  # its results are never views
+    is_mutable: bool
+    is_known: bool  # in a class, or free
+
+
+@cache
+def facts_of(func: Any) -> _Facts:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    packet, tags, is_mutable = func.overloadpacket, func.tags, func._schema.is_mutable
+    is_pointwise = torch.Tag.pointwise in tags
+    is_free = func.is_view or torch.Tag.inplace_view in tags or packet in _ALLOCATIONS
+    is_product = packet in _CONVOLUTIONS or packet in _MATRIX_PRODUCTS
+    name = packet.__name__.strip("_").removesuffix("_backward")
+    return _Facts(
+        is_composite=has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU"),
+        is_free=is_free and not is_product,
+        is_new=is_mutable or is_pointwise,
+        is_mutable=is_mutable,
+        is_known=is_free or is_product or (func.namespace == "aten" and (is_pointwise or name in _MEMORY_BOUND)),
+    )
+
+
+def _is_free(facts: _Facts, inputs: list[Tensor], outputs: list[Tensor]) -> bool:
+    """Return whether this call of an operator returned nothing, or only views of what it was given."""
+    if not outputs:
+        return not facts.is_mutable
+    if facts.is_new:
         return False
     known = {tensor.untyped_storage()._cdata for tensor in inputs}
     return all(tensor.untyped_storage()._cdata in known for tensor in outputs)
 
 
-@cache
-def _is_composite(func: Any) -> bool:
-    """Return whether an operator has no kernel of its own, but is composed of others."""
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU")
-
-
-@cache
-def _is_known(func: Any) -> bool:
-    if func.namespace != "aten":
-        return False
-    name = func.overloadpacket.__name__
-    return torch.Tag.pointwise in func.tags or name.strip("_").removesuffix("_backward") in _MEMORY_BOUND
-
-
 _CONVOLUTIONS = {aten.convolution: _forward, aten._convolution: _forward, aten.convolution_backward: _backward}
-#: torch's own counts of the others; its count of a grouped convolution's backward pass is too large, hence the above
+#: torch's own counts of the others; its count of a grouped convolution's backward pass is too large, hence the above.
+#: Those of plain products are written out: they are called often, and torch's take 0.1 ms
 _MATRIX_PRODUCTS: dict[Any, Callable[..., Any]] = {
     **{packet: rule for packet, rule in flop_registry.items() if packet not in _CONVOLUTIONS},
     **{packet: shape_wrapper(rule) for packet, rule in TRAINING_RULES.items()},
+    aten.mm: lambda a, b, **_: 2 * a.numel() * b.shape[-1],
+    aten.bmm: lambda a, b, **_: 2 * a.numel() * b.shape[-1],
+    aten.addmm: lambda _bias, a, b, **_: 2 * a.numel() * b.shape[-1],
 }
 _INSIDE: dict[Any, Callable[[tuple[Any, ...]], int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu: lambda args: _attention_maps(args, 0, 1),

@@ -65,6 +65,10 @@ def test_two_runs_with_one_seed_give_the_same_rows_but_for_the_meters(tmp_path: 
     # the state of a client survives, and every client is told of its partition and its device
     calls = "SELECT value FROM metrics WHERE name = 'calls' AND task IS NOT NULL ORDER BY version"
     assert rows(tmp_path / "a", calls) == [(1.0,)] * 10 + [(2.0,)] * 10
+    # without torch the time on the device is the CPU time of the call, multiplied by how much slower the device is
+    metered = rows(tmp_path / "a", "SELECT measured_s / cpu_s, slowdown, flops FROM tasks JOIN clients USING (client)")
+    assert len(metered) == 40
+    assert all((ratio, flops) == (pytest.approx(slowdown), 0) for ratio, slowdown, flops in metered)
     told = dict(rows(tmp_path / "a", "SELECT client, value FROM metrics JOIN tasks USING (task) WHERE name = 'memory'"))
     caps = dict(rows(tmp_path / "a", "SELECT client, memory_cap_bytes FROM clients"))
     assert {client: int(value) for client, value in told.items()} == {c: cap >> 20 for c, cap in caps.items()}
@@ -90,10 +94,15 @@ def test_a_torch_app_is_metered_and_its_server_evaluates(tmp_path: Path) -> None
     found = rows(out, "SELECT round, target, accuracy FROM evaluations ORDER BY version")
     assert [(number, target) for number, target, _ in found] == [(0, "server"), (1, "server"), (2, "server")]
     assert all(0.05 < accuracy < 0.95 for *_, accuracy in found)
-    # the time on the device is the CPU time of the call, multiplied by how much slower the device is
-    metered = rows(out, "SELECT measured_s / cpu_s, slowdown FROM tasks JOIN clients USING (client)")
-    assert len(metered) == 30
-    assert all(ratio == pytest.approx(slowdown) for ratio, slowdown in metered)
+    # FLOPs by hand: two convolutions and the linear layers; no gradient of the images. 96 samples, or 24 evaluated
+    conv1, conv2, linear = 2 * 28**2 * 6 * 75, 2 * 10**2 * 16 * 150, 2 * (400 * 120 + 120 * 84 + 84 * 10)
+    assert rows(out, "SELECT DISTINCT stage, flops FROM tasks ORDER BY stage DESC") == [
+        ("train", 96 * (2 * conv1 + 3 * conv2 + 3 * linear)),
+        ("evaluate", 24 * (conv1 + conv2 + linear)),
+    ]
+    assert rows(out, "SELECT count(*) FROM tasks WHERE measured_s > 0") == [(30,)]
+    ((said,),) = rows(out, "SELECT text FROM notices WHERE kind = 'timing'")
+    assert said.startswith("30 of 30 calls used torch: ")
     assert all(peak for (peak,) in rows(out, "SELECT peak_bytes FROM tasks"))
     report = subprocess.run(
         command("report", out, "--out", tmp_path / "report.html"), capture_output=True, text=True, timeout=120

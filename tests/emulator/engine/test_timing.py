@@ -7,7 +7,7 @@ import pytest
 from handmade_tasks import make_task
 
 from fleetbed.emulator.engine.task import Task
-from fleetbed.emulator.engine.timing import Enforced, Metered, Modelled, Recording, Replay, TrainingCosts
+from fleetbed.emulator.engine.timing import Enforced, Modelled, Recording, Replay, TrainingCosts
 from fleetbed.emulator.machine.calibration import HostRate
 from fleetbed.emulator.timeline.time_scale import ENOUGH, make_time_scale
 from fleetbed.emulator.wire.messages import Trained
@@ -184,17 +184,3 @@ def test_a_replay_takes_what_was_recorded() -> None:
 def test_others_cut_tasks_by_plan_and_know_of_no_failure() -> None:
     assert Modelled(TRAINING).steps(device(), "resnet10", WORK, 4, lambda: 3) == 3
     assert Modelled(TRAINING).failure(9) is None
-
-
-def test_metered_time_is_cpu_time_multiplied_by_how_much_slower_the_device_is() -> None:
-    board = msgspec.structs.replace(device(), train_scale=1.0)
-    hot = msgspec.structs.replace(board, throttle=Throttle(after_s=10.0, rate=0.5))
-    rate = HostRate(60.0, 5.0 * board.rate_gflops, 2, 0.0, 0.0, 0.0)
-    timing = Metered(rate, {0: board, 1: hot}, hang_s=7.0)
-    assert timing.plan(board, "app", Work(), 0).total_s == 0.0
-    assert timing.on_host(timing.plan(board, "app", Work(), 0), "app", Work()).hang_s == 7.0
-    tasks = [msgspec.structs.replace(make_task(), client=client) for client in (0, 1)]
-    # wall time does not count; 4 CPU seconds are 20 on the device, or 10 and then 10 at half the speed
-    assert timing.measured_s(tasks[0], answer(seconds=100.0, cpu_s=4.0)) == pytest.approx(20.0)
-    assert timing.measured_s(tasks[1], answer(seconds=100.0, cpu_s=4.0)) == pytest.approx(30.0)
-    assert timing.on_oom == "go-on"
