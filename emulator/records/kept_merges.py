@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fleetbed.emulator.method.algorithm import Algorithm, Arrival, Assignment
+from fleetbed.emulator.method.algorithm import Arrival, Assignment, ServerHalf
 from fleetbed.emulator.method.bundle import Bundle, Value
 from fleetbed.emulator.wire.storage import part_of, save_bundle
 from fleetbed.profiles.errors import BadInput
@@ -80,7 +80,7 @@ def kept_files(run: Path, folder: str) -> list[Path]:
     return sorted(path for path in (run / folder).glob("merge-*") if _NAME.fullmatch(path.name))
 
 
-def check_kept(method: Algorithm, evaluation: Evaluation, title: str) -> None:
+def check_kept(method: ServerHalf, evaluation: Evaluation, title: str) -> None:
     """Refuse what this method cannot give."""
     if not (evaluation.changes or evaluation.client_models):
         return
