@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fleetbed.emulator.cluster.nodes import SAME, ClusterNode
+from fleetbed.emulator.cluster.placed_run import sees
 from fleetbed.node_pool import SERVER_BYTES, NodePool, PoolNode, RunNeed, need_of
 from fleetbed.profiles.errors import HostCannot
 from fleetbed.profiles.experiment import runs
@@ -86,9 +87,7 @@ def test_what_a_run_needs(source: str, processes: str, alone: bool, clients: int
 
 
 def test_the_study_folder_is_only_shared_with_nodes_that_read_its_token(tmp_path: Path) -> None:
-    from fleetbed.node_pool import _reads
-
     (tmp_path / "token").write_text("right")
-    assert _reads(tmp_path / "token", "right")
-    assert not _reads(tmp_path / "token", "wrong")
-    assert not _reads(tmp_path / "missing", "right")
+    assert sees(tmp_path / "token", "right")
+    assert not sees(tmp_path / "token", "wrong")
+    assert not sees(tmp_path / "missing", "right")
