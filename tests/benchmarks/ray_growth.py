@@ -152,7 +152,13 @@ def play(costs: dict[str, float], nodes: int, tasks: int) -> dict[str, float]:
         if waiting:
             send(node)
     merge_s = tasks * (costs["merge_s"] + costs["checkpoint_s"])
-    return {"round_s": head_free + merge_s, "head_s": head_busy + merge_s, "link_s": link_busy, "merge_s": merge_s}
+    return {
+        "round_s": head_free + merge_s,
+        "head_s": head_busy + merge_s,
+        "link_s": link_busy,
+        "merge_s": merge_s,
+        "listing_s": tasks * costs["list_s"],
+    }
 
 
 def simulate(costs: dict[str, dict[str, float]], measured: list[dict[str, Any]], plot: Path | None) -> None:
@@ -160,11 +166,22 @@ def simulate(costs: dict[str, dict[str, float]], measured: list[dict[str, Any]],
     for model, each in costs.items():
         times = {key.removesuffix("_s"): 1000 * value for key, value in each.items() if key != "bytes"}
         print(f"{model}: {', '.join(f'{key} {value:.2f} ms' for key, value in times.items())}")
-    heads = ("nodes", "model", "round s", "times faster than 1 node", "head busy", "head's link busy", "merging")
+    heads = (
+        "nodes",
+        "model",
+        "round s",
+        "times faster than 1 node",
+        "head busy",
+        "head's link busy",
+        "merging",
+        "listing",
+    )
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for model, rounds in played.items():
         for nodes, one in zip(NODES, rounds, strict=True):
-            shares = " | ".join(f"{one[key] / one['round_s']:.0%}" for key in ("head_s", "link_s", "merge_s"))
+            shares = " | ".join(
+                f"{one[key] / one['round_s']:.0%}" for key in ("head_s", "link_s", "merge_s", "listing_s")
+            )
             faster = rounds[0]["round_s"] / one["round_s"]
             print(f"| {nodes} | {model} | {one['round_s']:.1f} | {faster:.1f} | {shares} |")
     if plot is not None:
@@ -177,29 +194,27 @@ def _draw(played: dict[str, list[dict[str, float]]], measured: list[dict[str, An
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(6.4, 4.2), layout="constrained")
-    axes.plot(NODES, NODES, color="0.7", linestyle=":", label="as many times as nodes")
-    for (model, rounds), marker in zip(played.items(), "os", strict=True):
-        axes.plot(
-            NODES, [rounds[0]["round_s"] / one["round_s"] for one in rounds], marker=marker, label=f"simulated: {model}"
-        )
-    if measured:
-        counts = [nodes for nodes in sorted({each["nodes"] for each in measured}) if nodes <= (os.cpu_count() or 1)]
-        quickest = {n: min(min(each["ray"]["round_s"]) for each in measured if each["nodes"] == n) for n in counts}
-        axes.plot(
-            list(quickest),
-            [quickest[1] / seconds for seconds in quickest.values()],
-            "x",
-            color="black",
-            markersize=9,
-            label="measured: ResNet10, 19.7 MB",
-        )
-    axes.set(xscale="log", yscale="log", xlabel="nodes with one core each", ylabel="times faster than one node")
-    axes.set_xticks(NODES, [str(nodes) for nodes in NODES])
-    axes.set_yticks(NODES, [str(nodes) for nodes in NODES])
-    axes.minorticks_off()
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
+    from fleetbed.analysis.figures.style import COLOURS, GREY, MARKERS, RC
+
+    with matplotlib.rc_context(RC):
+        figure, axes = pyplot.subplots(figsize=(6.4, 3.8))
+        axes.plot(NODES, NODES, color=GREY, linestyle=":", label="as many times as nodes")
+        for (model, rounds), colour, marker in zip(played.items(), COLOURS, MARKERS, strict=False):
+            faster = [rounds[0]["round_s"] / one["round_s"] for one in rounds]
+            axes.plot(NODES, faster, color=colour, marker=marker, label=f"simulated: {model}")
+        if measured:
+            cores = os.cpu_count() or 1
+            counts = [nodes for nodes in sorted({each["nodes"] for each in measured}) if nodes <= cores]
+            quickest = [min(min(each["ray"]["round_s"]) for each in measured if each["nodes"] == n) for n in counts]
+            faster = [quickest[0] / seconds for seconds in quickest]
+            axes.plot(counts, faster, "P", color=COLOURS[5], markersize=7, label="measured: ResNet10, 19.7 MB")
+        axes.set(xscale="log", yscale="log", xlabel="nodes with one core each", ylabel="times faster than one node")
+        axes.set_xticks(NODES, [str(nodes) for nodes in NODES])
+        axes.set_yticks(NODES, [str(nodes) for nodes in NODES])
+        axes.minorticks_off()
+        axes.legend()
+        figure.savefig(path)
+        pyplot.close(figure)
 
 
 def main() -> None:
