@@ -6,6 +6,8 @@ import contextlib
 import json
 import multiprocessing
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -146,6 +148,34 @@ def test_a_node_that_joins_late_takes_part(cluster: Any, undisturbed: dict[str, 
     *_, late = fact(tmp_path / "run", "nodes")
     assert late["outcomes"] > 0
     assert query(tmp_path / "run", NOTICES) == [(f"node {late['name']} joins the run",)]
+
+
+def command(*arguments: object) -> subprocess.Popen[str]:
+    line = [sys.executable, "-m", "fleetbed.cli.main", "run", *map(str, arguments)]
+    return subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
+
+
+def test_an_interrupted_command_leaves_nothing_and_resumes(
+    cluster: Any, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    at, sets = ("--address", cluster.address), [part for each in (*SETS, "processes=ray") for part in ("--set", each)]
+    with command("demo", *sets, "--out", tmp_path / "study", *at) as driver:
+        assert driver.stderr is not None
+        while "round 1/3" not in (line := driver.stderr.readline()):
+            assert line, "it ended early"
+        driver.send_signal(signal.SIGINT)
+        said = driver.stderr.read()
+        assert driver.wait(WAIT_S) == 130, said
+    assert f"interrupted; continue with: fleetbed run --resume {tmp_path / 'study'}" in said
+    assert list(Path(tempfile.gettempdir()).glob("fleetbed-node-*")) == []
+    assert [each for node in cluster.worker_nodes for each in below(node, "fleetbed")] == []
+    (config,) = runs(load_experiment("demo", (), (*SETS, "processes=ray")))
+    with command("--resume", tmp_path / "study", *at) as driver:
+        assert driver.stderr is not None
+        said = driver.stderr.read()
+        assert driver.wait(WAIT_S) == 0, said
+    assert "continuing after merge" in said
+    assert results(tmp_path / "study" / config.name) == undisturbed
 
 
 def start_and_be_killed(address: str, folder: Path, sets: Sequence[str]) -> None:
