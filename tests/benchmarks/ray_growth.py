@@ -11,7 +11,8 @@ list the idle ones of 100,000 clients, which it does whenever a task ends.
 `simulate` plays the scheduler with these costs: the head does one thing at a time; a node has one core and gets one
 order ahead while more orders wait than there are cores; messages share the head's link, on which a model goes to each
 node once a round and comes back from each task. Nodes do nothing while the head merges. A thousand of 100,000 clients
-take part in a round. The link is assumed, not measured: 10 Gbit/s. `--measured` adds what `ray_rounds.py --keep` found.
+take part in a round. The link is assumed, not measured: 10 Gbit/s unless `--gbit` says otherwise.
+`--measured` adds what `ray_rounds.py --keep` found.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from typing import Any, TypeVar
 from round_setting import write_experiment
 
 T = TypeVar("T")
-LINK_BYTES_S = 10e9 / 8
 CLIENTS, PER_ROUND = 100_000, 1000
 NODES = (1, 2, 4, 8, 16, 32, 64, 100)
 WIDTHS = {"ResNet10, 19.7 MB": 64, "ResNet10 of width 8, 0.3 MB": 8}
@@ -114,8 +114,9 @@ def list_s() -> float:
     return time.thread_time() - start
 
 
-def play(costs: dict[str, float], nodes: int, tasks: int) -> dict[str, float]:
+def play(costs: dict[str, float], nodes: int, tasks: int, link_bytes_s: float) -> dict[str, float]:
     """One round: its seconds, and the seconds for which the head's thread and the head's link were busy."""
+    message_s = costs["bytes"] / link_bytes_s
     head_free = link_free = head_busy = link_busy = 0.0
     free_at = [0.0] * nodes  # when the core of a node has done what it has
     has_model = [False] * nodes
@@ -135,8 +136,8 @@ def play(costs: dict[str, float], nodes: int, tasks: int) -> dict[str, float]:
         arrives = head_free
         if not has_model[node]:
             has_model[node] = True
-            arrives = link_free = max(link_free, head_free) + costs["bytes"] / LINK_BYTES_S
-            link_busy += costs["bytes"] / LINK_BYTES_S
+            arrives = link_free = max(link_free, head_free) + message_s
+            link_busy += message_s
         free_at[node] = max(free_at[node], arrives) + costs["task_s"]
         heapq.heappush(events, (free_at[node], node))
 
@@ -144,8 +145,8 @@ def play(costs: dict[str, float], nodes: int, tasks: int) -> dict[str, float]:
         send(ready.popleft())
     while events:
         done, node = heapq.heappop(events)
-        link_free = max(link_free, done) + costs["bytes"] / LINK_BYTES_S
-        link_busy += costs["bytes"] / LINK_BYTES_S
+        link_free = max(link_free, done) + message_s
+        link_busy += message_s
         head_free = max(head_free, link_free) + answer_s
         head_busy += answer_s
         room[node] += 1
@@ -161,8 +162,10 @@ def play(costs: dict[str, float], nodes: int, tasks: int) -> dict[str, float]:
     }
 
 
-def simulate(costs: dict[str, dict[str, float]], measured: list[dict[str, Any]], plot: Path | None) -> None:
-    played = {model: [play(each, nodes, PER_ROUND) for nodes in NODES] for model, each in costs.items()}
+def simulate(
+    costs: dict[str, dict[str, float]], link_bytes_s: float, measured: list[dict[str, Any]], plot: Path | None
+) -> None:
+    played = {model: [play(each, nodes, PER_ROUND, link_bytes_s) for nodes in NODES] for model, each in costs.items()}
     for model, each in costs.items():
         times = {key.removesuffix("_s"): 1000 * value for key, value in each.items() if key != "bytes"}
         print(f"{model}: {', '.join(f'{key} {value:.2f} ms' for key, value in times.items())}")
@@ -221,6 +224,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("do", choices=["costs", "simulate"])
     parser.add_argument("costs", type=Path)
+    parser.add_argument("--gbit", type=float, default=10, help="of the head's link a second")
+    parser.add_argument("--clients", type=int, default=CLIENTS, help="of the fleet")
     parser.add_argument("--measured", type=Path)
     parser.add_argument("--plot", type=Path)
     asked = parser.parse_args()
@@ -239,7 +244,10 @@ def main() -> None:
         asked.costs.write_text(json.dumps(found, indent=1))
         return
     measured = json.loads(asked.measured.read_text()) if asked.measured else []
-    simulate(json.loads(asked.costs.read_text()), measured, asked.plot)
+    costs = json.loads(asked.costs.read_text())
+    for each in costs.values():
+        each["list_s"] *= asked.clients / CLIENTS  # it looks at one after another
+    simulate(costs, asked.gbit * 1e9 / 8, measured, asked.plot)
 
 
 if __name__ == "__main__":
