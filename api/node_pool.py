@@ -23,11 +23,12 @@ from fleetbed.emulator.cluster.nodes import (
     ask,
     check_large_enough,
     check_nodes,
+    cores_of,
     nodes,
     on_node,
     understood,
 )
-from fleetbed.emulator.cluster.placed_run import OF_RAY, PlacedRun
+from fleetbed.emulator.cluster.placed_run import OF_RAY, PlacedRun, sees
 from fleetbed.emulator.machine.capacity import IDLE_BYTES
 from fleetbed.profiles.errors import HostCannot
 from fleetbed.profiles.experiment import UNDISTURBED, Experiment, RunConfig, runs
@@ -35,6 +36,7 @@ from fleetbed.profiles.fleet import sizes
 from fleetbed.profiles.resolve import load_fleet
 
 SERVER_BYTES = 512 << 20  # of memory for the process of a run itself
+ACTOR_S = 20.0  # in which an actor starts on a node whose cores are free, also if that is busy
 LOOK_S = 2.0  # between two looks for new nodes
 TOKEN = ".seen-by-nodes"
 
@@ -64,9 +66,10 @@ def node_pool(address: str | None, experiment: Experiment, search: Sequence[Path
     """
     needs = [need_of(config, search) for config in runs(experiment)]
     with connected(address):
-        pool = NodePool(address)
+        needs.sort(key=lambda need: not need.alone)
+        pool = NodePool(address, needs[0])
         pool.check(needs)
-        pool.warm_up(sorted(needs, key=lambda need: not need.alone))
+        pool.warm_up(needs)
         yield pool
 
 
@@ -98,17 +101,16 @@ class PoolNode:
 class NodePool:
     """The nodes of the cluster that this process is connected to."""
 
-    def __init__(self, address: str | None) -> None:
+    def __init__(self, address: str | None, first: RunNeed) -> None:
+        """`first`: what the first run needs."""
         self._address = address
         self._study: Path | None = None
         self._say: Callable[[str], None] = print
         self._asked: dict[Any, dict[str, Any]] = {}  # by the answer that is awaited: what Ray knows of the node
-        self._known: set[str] = set()
         self._looked_s = time.monotonic()
-        found = nodes()
-        check_nodes(found, address)
-        self.places = {node.id: PoolNode(node) for node in found}
-        self._known |= self.places.keys()
+        self.places = self._first_places(first)
+        check_nodes([place.node for place in self.places.values()], address)
+        self._known = set(self.places)
 
     def check(self, needs: Sequence[RunNeed]) -> None:
         """Raise HostCannot unless there is a node for each of these."""
@@ -120,6 +122,30 @@ class NodePool:
                 what="a run of this study",
             )
 
+    def _first_places(self, need: RunNeed) -> dict[str, PoolNode]:
+        """The nodes as they describe themselves, by id; those that can start an actor for this run do.
+
+        A node whose cores are taken, or without fleetbed, cannot, and describes itself in another way.
+        """
+        import ray
+
+        asked: dict[Any, tuple[dict[str, Any], Any]] = {}
+        there = alive()
+        for known in there.values():
+            if cores := cores_of(known):
+                actor = self._new_actor(known["NodeID"], need, cores if need.alone else need.cores)
+                asked[actor.describe.remote()] = known, actor
+        ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ACTOR_S) if asked else ([], [])
+        places = {}
+        for answer in ready:
+            known, actor = asked[answer]
+            with contextlib.suppress(ray.exceptions.RayError):  # asked again below
+                place = places[known["NodeID"]] = PoolNode(understood(known, ray.get(answer)))
+                place.ready.append((need, actor))
+        if others := {id_ for id_, known in there.items() if id_ not in places and (cores_of(known) or not places)}:
+            places |= {node.id: PoolNode(node) for node in nodes(others)}
+        return places
+
     def warm_up(self, needs: Sequence[RunNeed]) -> None:
         """Start the commands of the first of these runs: they import what they need while this process does."""
         taken: list[tuple[PoolNode, RunNeed]] = []
@@ -128,8 +154,10 @@ class NodePool:
                 break
             place.take(need)
             taken.append((place, need))
-        for place, need in taken:
-            place.ready.append((need, self._new_actor(place, need)))
+        actors = [self.actor(place, need) for place, need in taken]
+        for (place, need), actor in zip(taken, actors, strict=True):
+            actor.prepare.remote()
+            place.ready.append((need, actor))
             place.give_back(need)
 
     def use_for(self, study: Path, say: Callable[[str], None]) -> None:
@@ -144,11 +172,11 @@ class NodePool:
                 place.ready.remove(waiting)
                 return waiting[1]
         place.ready.clear()  # they have cores that this run needs
-        return self._new_actor(place, need)
+        return self._new_actor(place.node.id, need, place.cores_for(need))
 
-    def _new_actor(self, place: PoolNode, need: RunNeed) -> Any:
+    def _new_actor(self, node: str, need: RunNeed, cores: int) -> Any:
         environment = {name: os.environ[name] for name in OF_RAY if name in os.environ}
-        kind = actor_on_node(PlacedRun, place.node.id, cores=place.cores_for(need), threads=2)
+        kind = actor_on_node(PlacedRun, node, cores=cores, threads=2)
         return kind.remote(need.forks, os.getcwd(), environment)
 
     def has(self, processor: str) -> bool:
@@ -174,9 +202,10 @@ class NodePool:
 
         if time.monotonic() - self._looked_s >= LOOK_S:
             self._looked_s = time.monotonic()
-            for new in alive().keys() - self._known:
-                self._known.add(new)
-                self._ask(new)
+            for new, known in alive().items():
+                if new not in self._known and cores_of(known):
+                    self._known.add(new)
+                    self._ask(new)
         ready, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0) if self._asked else ([], [])
         for answer in ready:
             known = self._asked.pop(answer)
@@ -220,19 +249,14 @@ class NodePool:
         path = self._study / TOKEN
         path.write_text(token)
         try:
-            asked = [(place, on_node(_reads, place.node.id).remote(path, token)) for place in places]
-            for place, answer in asked:
+            for place, answer in [(place, self._sees(place, path, token)) for place in places]:
                 with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
                     place.shares_folder = bool(ray.get(answer, timeout=ANSWER_S))
         finally:
             path.unlink(missing_ok=True)
 
-
-def _reads(path: Path, token: str) -> bool:
-    """Whether this node finds the token there, and may write beside it."""
-    import os
-
-    try:
-        return path.read_text() == token and os.access(path.parent, os.W_OK)
-    except OSError:
-        return False
+    def _sees(self, place: PoolNode, path: Path, token: str) -> Any:
+        """Ask a node whether it sees this file; by its actor if it has one, which need not be started."""
+        if place.ready:
+            return place.ready[0][1].sees.remote(path, token)
+        return on_node(sees, place.node.id).remote(path, token)

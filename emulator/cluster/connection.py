@@ -12,6 +12,7 @@ import re
 import secrets
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from importlib import metadata
@@ -63,10 +64,12 @@ def connected(address: str | None) -> Iterator[None]:
     A process that is connected already stays so, if it is to the same cluster. Raises HostCannot.
     """
     check_reachable(address)
-    with _environment({} if address is not None else _OWN_RAY), contextlib.ExitStack() as stack:
+    # nodes that are added to a cluster meanwhile must not take over the token of a Ray of our own
+    is_own = address is None and not _is_connected()
+    with _environment(_OWN_RAY if is_own else {}), contextlib.ExitStack() as stack:
         import ray
 
-        if ray.is_initialized():
+        if _is_connected():
             there = ray.get_runtime_context().gcs_address
             if address not in (None, "auto", there):
                 raise HostCannot(
@@ -82,6 +85,11 @@ def connected(address: str | None) -> Iterator[None]:
             assert address is not None
             _join(address)
         yield
+
+
+def _is_connected() -> bool:
+    """Whether this process is connected to a cluster; does not import ray, which reads the variables when it is."""
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
 def _start(folder: Path) -> None:

@@ -41,12 +41,17 @@ def alive_ids() -> set[str]:
 
 def ask(node: str) -> Any:
     """Ask a node what it is; `understood` makes a ClusterNode of what Ray gets as an answer."""
-    return on_node(_description(), node).remote(list(SAME))
+    return on_node(description(), node).remote(list(SAME))
+
+
+def cores_of(known: Mapping[str, Any]) -> int:
+    """The cores that Ray gives away on the node that it knows so much of."""
+    return int(known["Resources"].get("CPU", 0))
 
 
 def understood(known: Mapping[str, Any], said: Mapping[str, Any]) -> ClusterNode:
     """The node that Ray knows so much of, and that has answered so."""
-    cores, address = int(known["Resources"].get("CPU", 0)), known["NodeManagerAddress"]
+    cores, address = cores_of(known), known["NodeManagerAddress"]
     rest = {key: value for key, value in said.items() if key != "host"}
     return ClusterNode(known["NodeID"], f"{said['host']} ({address})", cores=cores, **rest)
 
@@ -115,7 +120,7 @@ def actor_on_node(kind: type, node: str, *, cores: int, threads: int) -> Any:
     return ray.remote(kind).options(num_cpus=cores, max_concurrency=threads, scheduling_strategy=place)
 
 
-def _description() -> Callable[[list[str]], dict[str, Any]]:
+def description() -> Callable[[list[str]], dict[str, Any]]:
     """The function by which a node describes itself. It is sent as code, because fleetbed may be missing there."""
 
     def describe(packages: list[str]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A run on a node of the cluster: an actor starts its command there, and reports what it prints and writes.
 
-The command is started before it is known which run it is for, because its imports take longer than all the rest.
+The command is started before it is known which run it is for, because its imports take longer than all the rest. The
+actor also says what its node is: a process that Ray starts only for that would cost as much as this one.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fleetbed.emulator.cluster.guardian import guarded
 from fleetbed.emulator.cluster.mirror import DATABASE, Outbox, write_content
+from fleetbed.emulator.cluster.nodes import SAME, description
 from fleetbed.emulator.machine import interpreter
 from fleetbed.emulator.machine.parent import die_with
 
@@ -56,6 +58,7 @@ class PlacedRun:
         self._folder, self._study = Path(), ""
         self._outbox: Outbox | None = None
         self._news = threading.Condition()
+        self._is_prepared = False
         self._lines: list[str] = []
         self._process: subprocess.Popen[str] | None = None
         self._status: int | None = None
@@ -66,8 +69,22 @@ class PlacedRun:
         self._now_mark = 0
         self._copied_s, self._pause_s = time.monotonic(), COPY_S
         threading.Thread(target=_end_with_node, args=(os.getppid(),), daemon=True).start()
-        # the kernel watches the thread that starts a process, so it must live as long as that
-        threading.Thread(target=self._carry_out, daemon=True).start()
+
+    def describe(self) -> dict[str, Any]:
+        """What this node is."""
+        return description()(list(SAME))
+
+    def sees(self, path: Path, token: str) -> bool:
+        """Whether this node finds the token there, and may write beside it."""
+        return sees(path, token)
+
+    def prepare(self) -> None:
+        """Start the command, unless it was started before."""
+        with self._news:
+            if not self._is_prepared:
+                self._is_prepared = True
+                # the kernel watches the thread that starts a process, so it must live as long as that
+                threading.Thread(target=self._carry_out, daemon=True).start()
 
     def begin(self, name: str, study: Path, content: Mapping[str, bytes] | None) -> None:
         """Carry out this run; `content` are files by their path in the study. None: work in the study's folder."""
@@ -79,6 +96,7 @@ class PlacedRun:
             write_content(study, content)
             self._outbox = Outbox(study / name, scratch / "copy")
         self._folder = study / name
+        self.prepare()
         with self._news:
             self._news.wait_for(lambda: self._process is not None or self._status is not None)
             if self._process is not None and self._process.stdin is not None:
@@ -175,6 +193,14 @@ class PlacedRun:
                 self._now_mark = mark
                 return path.read_bytes()
         return None
+
+
+def sees(path: Path, token: str) -> bool:
+    """Whether this node finds the token there, and may write beside it."""
+    try:
+        return path.read_text() == token and os.access(path.parent, os.W_OK)
+    except OSError:
+        return False
 
 
 def _end_with_node(raylet: int) -> None:

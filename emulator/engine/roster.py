@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
 
 from fleetbed.emulator.engine.prepared import Prepared
@@ -26,15 +27,19 @@ class Roster:
 
     def idle(self) -> list[int]:
         """The clients that can be invited: available, with no task under way and no result that waits for a merge."""
-        return [number for number in self._free() if not self.is_away(number)]
+        return self._fit_without(self._busy().union(self._progress.availability.away))
 
     def away(self) -> list[int]:
         """The clients that could be invited if they were available."""
-        return [number for number in self._free() if self.is_away(number)]
+        away = frozenset(self._progress.availability.away)
+        return [number for number in self._fit_without(self._busy()) if number in away]
 
-    def _free(self) -> list[int]:
-        busy = {task.client for task in self._progress.tasks.values()}
-        return [number for number, client in self._progress.clients.items() if client.fit and number not in busy]
+    def _busy(self) -> set[int]:
+        return {task.client for task in self._progress.tasks.values()}
+
+    def _fit_without(self, others: Set[int]) -> list[int]:
+        """The clients that can take part at all, but for these; the fleet may be large, and each task asks for them."""
+        return [number for number, client in self._progress.clients.items() if client.fit and number not in others]
 
     def step_down(self, task: Task, detail: str) -> tuple[str, str]:
         """Give a client that ran out of memory in a task the next smaller variant, or strike it off.

@@ -107,7 +107,7 @@ class Pool:
                 self.lose(member, TimeoutError(f"it has not answered for {ANSWER_S:.0f} s"))
             elif member.silent_since_s is None and now_s - member.pinged_s >= PING_S:
                 member.pinged_s = member.silent_since_s = now_s
-                self.when_done(member.actor.ping.remote(), partial(self._on_ping, member, member.actor))
+                self.when_done(member.actor.ping.remote(), partial(self._on_sign, member, member.actor))
         if self.members:
             self._had_some_s = now_s
         elif now_s - self._had_some_s > ALONE_S:
@@ -193,25 +193,18 @@ class Pool:
 
     def _join(self, member: FleetNode) -> None:
         assert self._joining is not None
-        then = partial(self._on_joined, member, member.actor)
+        then = partial(self._on_sign, member, member.actor)
         future = self._aside.submit(self._joining.join, member.actor)
         future.add_done_callback(lambda done: self._heard.put(partial(then, done)))
 
-    def _on_joined(self, member: FleetNode, actor: Any, done: Future[None]) -> None:
+    def _on_sign(self, member: FleetNode, actor: Any, done: Future[None]) -> None:
+        """Note that a node has joined or answered a ping, or give up its actor."""
         if member.actor is not actor:
             return
         if (error := done.exception()) is not None:
             self.lose(member, error)
         else:
-            member.is_ready = True
-
-    def _on_ping(self, member: FleetNode, actor: Any, done: Future[None]) -> None:
-        if member.actor is not actor:
-            return
-        if (error := done.exception()) is not None:
-            self.lose(member, error)
-        else:
-            member.silent_since_s = None
+            member.is_ready, member.silent_since_s = True, None
 
 
 def reason_of(error: BaseException) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from fleetbed import node_pool
 from fleetbed.emulator.cluster.nodes import SAME, ClusterNode
+from fleetbed.emulator.cluster.placed_run import sees
 from fleetbed.node_pool import SERVER_BYTES, NodePool, PoolNode, RunNeed, need_of
 from fleetbed.profiles.errors import HostCannot
 from fleetbed.profiles.experiment import runs
@@ -68,6 +73,39 @@ def test_a_node_that_may_be_lost_gets_no_run() -> None:
     assert placed(pool, SMALL) == [None]
 
 
+def known(pool: NodePool, **others: float) -> dict[str, Any]:
+    """What Ray knows of the nodes of the pool, and of others with so many cores."""
+    cores = {name: float(place.node.cores) for name, place in pool.places.items()} | others
+    return {name: {"NodeID": name, "Resources": {"CPU": number} if number else {}} for name, number in cores.items()}
+
+
+def test_a_node_that_joins_is_asked_once_unless_it_has_no_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, asked = a_pool(one=(2, 64, "A")), []
+    pool._known, pool._asked = {"one"}, {}
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+    monkeypatch.setattr(pool, "_ask", asked.append)
+    monkeypatch.setattr(node_pool, "alive", lambda: known(pool, head=0, two=2))
+    for _ in range(2):
+        pool._looked_s = -node_pool.LOOK_S - 1
+        pool.refresh()
+    assert asked == ["two"]
+
+
+@pytest.mark.parametrize(("cores", "places"), [({"head": 0.0, "full": 1.0}, {"full"}), ({"head": 0.0}, {"head"})])
+def test_a_node_that_starts_no_actor_describes_itself_in_another_way(
+    cores: dict[str, float], places: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = a_pool()
+    starting = SimpleNamespace(describe=SimpleNamespace(remote=lambda: "no answer"))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(wait=lambda asked, **_: ([], asked)))
+    monkeypatch.setattr(pool, "_new_actor", lambda *_: starting)
+    monkeypatch.setattr(node_pool, "alive", lambda: known(pool, **cores))
+    described: list[set[str]] = []
+    monkeypatch.setattr(node_pool, "nodes", lambda only: described.append(only) or [])
+    assert pool._first_places(SMALL) == {}
+    assert described == [{"head", *places}]
+
+
 def test_runs_for_which_no_node_is_large_enough_are_refused() -> None:
     with pytest.raises(HostCannot, match=r"^a run of this study needs a node with 1 free core and 3\.0 GB of memory"):
         a_pool(one=(2, 2.5, "A")).check([SMALL, RunNeed(3 * GIB, alone=False)])
@@ -86,9 +124,7 @@ def test_what_a_run_needs(source: str, processes: str, alone: bool, clients: int
 
 
 def test_the_study_folder_is_only_shared_with_nodes_that_read_its_token(tmp_path: Path) -> None:
-    from fleetbed.node_pool import _reads
-
     (tmp_path / "token").write_text("right")
-    assert _reads(tmp_path / "token", "right")
-    assert not _reads(tmp_path / "token", "wrong")
-    assert not _reads(tmp_path / "missing", "right")
+    assert sees(tmp_path / "token", "right")
+    assert not sees(tmp_path / "token", "wrong")
+    assert not sees(tmp_path / "missing", "right")

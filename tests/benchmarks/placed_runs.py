@@ -62,11 +62,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     repeats = parser.parse_args().repeats
-    from ray.cluster_utils import Cluster
-
     folder = Path(tempfile.mkdtemp(prefix="fb-", dir="/tmp"))
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    from ray.cluster_utils import Cluster  # reads the environment
+
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:

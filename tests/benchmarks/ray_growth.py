@@ -11,7 +11,8 @@ list the idle ones of 100,000 clients, which it does whenever a task ends.
 `simulate` plays the scheduler with these costs: the head does one thing at a time; a node has one core and gets one
 order ahead while more orders wait than there are cores; messages share the head's link, on which a model goes to each
 node once a round and comes back from each task. Nodes do nothing while the head merges. A thousand of 100,000 clients
-take part in a round. The link is assumed, not measured: 10 Gbit/s. `--measured` adds what `ray_rounds.py --keep` found.
+take part in a round. The link is assumed, not measured: 10 Gbit/s unless `--gbit` says otherwise.
+`--measured` adds what `ray_rounds.py --keep` found.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from typing import Any, TypeVar
 from round_setting import write_experiment
 
 T = TypeVar("T")
-LINK_BYTES_S = 10e9 / 8
 CLIENTS, PER_ROUND = 100_000, 1000
 NODES = (1, 2, 4, 8, 16, 32, 64, 100)
 WIDTHS = {"ResNet10, 19.7 MB": 64, "ResNet10 of width 8, 0.3 MB": 8}
@@ -114,8 +114,9 @@ def list_s() -> float:
     return time.thread_time() - start
 
 
-def play(costs: dict[str, float], nodes: int, tasks: int) -> dict[str, float]:
+def play(costs: dict[str, float], nodes: int, tasks: int, link_bytes_s: float) -> dict[str, float]:
     """One round: its seconds, and the seconds for which the head's thread and the head's link were busy."""
+    message_s = costs["bytes"] / link_bytes_s
     head_free = link_free = head_busy = link_busy = 0.0
     free_at = [0.0] * nodes  # when the core of a node has done what it has
     has_model = [False] * nodes
@@ -135,8 +136,8 @@ def play(costs: dict[str, float], nodes: int, tasks: int) -> dict[str, float]:
         arrives = head_free
         if not has_model[node]:
             has_model[node] = True
-            arrives = link_free = max(link_free, head_free) + costs["bytes"] / LINK_BYTES_S
-            link_busy += costs["bytes"] / LINK_BYTES_S
+            arrives = link_free = max(link_free, head_free) + message_s
+            link_busy += message_s
         free_at[node] = max(free_at[node], arrives) + costs["task_s"]
         heapq.heappush(events, (free_at[node], node))
 
@@ -144,27 +145,46 @@ def play(costs: dict[str, float], nodes: int, tasks: int) -> dict[str, float]:
         send(ready.popleft())
     while events:
         done, node = heapq.heappop(events)
-        link_free = max(link_free, done) + costs["bytes"] / LINK_BYTES_S
-        link_busy += costs["bytes"] / LINK_BYTES_S
+        link_free = max(link_free, done) + message_s
+        link_busy += message_s
         head_free = max(head_free, link_free) + answer_s
         head_busy += answer_s
         room[node] += 1
         if waiting:
             send(node)
     merge_s = tasks * (costs["merge_s"] + costs["checkpoint_s"])
-    return {"round_s": head_free + merge_s, "head_s": head_busy + merge_s, "link_s": link_busy, "merge_s": merge_s}
+    return {
+        "round_s": head_free + merge_s,
+        "head_s": head_busy + merge_s,
+        "link_s": link_busy,
+        "merge_s": merge_s,
+        "listing_s": tasks * costs["list_s"],
+    }
 
 
-def simulate(costs: dict[str, dict[str, float]], measured: list[dict[str, Any]], plot: Path | None) -> None:
-    played = {model: [play(each, nodes, PER_ROUND) for nodes in NODES] for model, each in costs.items()}
+def simulate(
+    costs: dict[str, dict[str, float]], link_bytes_s: float, measured: list[dict[str, Any]], plot: Path | None
+) -> None:
+    played = {model: [play(each, nodes, PER_ROUND, link_bytes_s) for nodes in NODES] for model, each in costs.items()}
     for model, each in costs.items():
         times = {key.removesuffix("_s"): 1000 * value for key, value in each.items() if key != "bytes"}
         print(f"{model}: {', '.join(f'{key} {value:.2f} ms' for key, value in times.items())}")
-    heads = ("nodes", "model", "round s", "times faster than 1 node", "head busy", "head's link busy", "merging")
+    heads = (
+        "nodes",
+        "model",
+        "round s",
+        "times faster than 1 node",
+        "head busy",
+        "head's link busy",
+        "merging",
+        "listing",
+    )
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for model, rounds in played.items():
         for nodes, one in zip(NODES, rounds, strict=True):
-            shares = " | ".join(f"{one[key] / one['round_s']:.0%}" for key in ("head_s", "link_s", "merge_s"))
+            shares = " | ".join(
+                f"{one[key] / one['round_s']:.0%}" for key in ("head_s", "link_s", "merge_s", "listing_s")
+            )
             faster = rounds[0]["round_s"] / one["round_s"]
             print(f"| {nodes} | {model} | {one['round_s']:.1f} | {faster:.1f} | {shares} |")
     if plot is not None:
@@ -177,35 +197,35 @@ def _draw(played: dict[str, list[dict[str, float]]], measured: list[dict[str, An
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(6.4, 4.2), layout="constrained")
-    axes.plot(NODES, NODES, color="0.7", linestyle=":", label="as many times as nodes")
-    for (model, rounds), marker in zip(played.items(), "os", strict=True):
-        axes.plot(
-            NODES, [rounds[0]["round_s"] / one["round_s"] for one in rounds], marker=marker, label=f"simulated: {model}"
-        )
-    if measured:
-        counts = [nodes for nodes in sorted({each["nodes"] for each in measured}) if nodes <= (os.cpu_count() or 1)]
-        quickest = {n: min(min(each["ray"]["round_s"]) for each in measured if each["nodes"] == n) for n in counts}
-        axes.plot(
-            list(quickest),
-            [quickest[1] / seconds for seconds in quickest.values()],
-            "x",
-            color="black",
-            markersize=9,
-            label="measured: ResNet10, 19.7 MB",
-        )
-    axes.set(xscale="log", yscale="log", xlabel="nodes with one core each", ylabel="times faster than one node")
-    axes.set_xticks(NODES, [str(nodes) for nodes in NODES])
-    axes.set_yticks(NODES, [str(nodes) for nodes in NODES])
-    axes.minorticks_off()
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
+    from fleetbed.analysis.figures.style import COLOURS, GREY, MARKERS, RC
+
+    with matplotlib.rc_context(RC):
+        figure, axes = pyplot.subplots(figsize=(6.4, 3.8))
+        axes.plot(NODES, NODES, color=GREY, linestyle=":", label="as many times as nodes")
+        for (model, rounds), colour, marker in zip(played.items(), COLOURS, MARKERS, strict=False):
+            faster = [rounds[0]["round_s"] / one["round_s"] for one in rounds]
+            axes.plot(NODES, faster, color=colour, marker=marker, label=f"simulated: {model}")
+        if measured:
+            cores = os.cpu_count() or 1
+            counts = [nodes for nodes in sorted({each["nodes"] for each in measured}) if nodes <= cores]
+            quickest = [min(min(each["ray"]["round_s"]) for each in measured if each["nodes"] == n) for n in counts]
+            faster = [quickest[0] / seconds for seconds in quickest]
+            axes.plot(counts, faster, "P", color=COLOURS[5], markersize=7, label="measured: ResNet10, 19.7 MB")
+        axes.set(xscale="log", yscale="log", xlabel="nodes with one core each", ylabel="times faster than one node")
+        axes.set_xticks(NODES, [str(nodes) for nodes in NODES])
+        axes.set_yticks(NODES, [str(nodes) for nodes in NODES])
+        axes.minorticks_off()
+        axes.legend()
+        figure.savefig(path)
+        pyplot.close(figure)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("do", choices=["costs", "simulate"])
     parser.add_argument("costs", type=Path)
+    parser.add_argument("--gbit", type=float, default=10, help="of the head's link a second")
+    parser.add_argument("--clients", type=int, default=CLIENTS, help="of the fleet")
     parser.add_argument("--measured", type=Path)
     parser.add_argument("--plot", type=Path)
     asked = parser.parse_args()
@@ -224,7 +244,10 @@ def main() -> None:
         asked.costs.write_text(json.dumps(found, indent=1))
         return
     measured = json.loads(asked.measured.read_text()) if asked.measured else []
-    simulate(json.loads(asked.costs.read_text()), measured, asked.plot)
+    costs = json.loads(asked.costs.read_text())
+    for each in costs.values():
+        each["list_s"] *= asked.clients / CLIENTS  # it looks at one after another
+    simulate(costs, asked.gbit * 1e9 / 8, measured, asked.plot)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,8 @@ class Cpu(threading.Thread):
     def run(self) -> None:
         while self._command.is_running() and self._command.status() != psutil.STATUS_ZOMBIE:
             if self._ray and len(self._samples) % 10 == 0:
-                self._actors |= {each.pid: each for each in psutil.process_iter() if "RayNode" in each.name()}
+                found = psutil.process_iter(["name"])  # which leaves out those that end meanwhile
+                self._actors |= {each.pid: each for each in found if "RayNode" in (each.info["name"] or "")}
             groups = [self._command], self._actors.values(), self._ray
             self._samples.append((time.time(), *(sum(map(_cpu_s, group)) for group in groups)))
             time.sleep(0.1)

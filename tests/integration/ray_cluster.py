@@ -23,8 +23,6 @@ needs_ray = pytest.mark.skipif(
 @contextlib.contextmanager
 def ray_cluster() -> Iterator[Any]:
     """A cluster with a head without cores and two nodes with one each; it listens on loopback."""
-    from ray.cluster_utils import Cluster
-
     multiprocessing.util.get_temp_dir()  # later tests use it, so it must not be in the folder below
     folder = tempfile.mkdtemp(prefix="fb-", dir="/tmp")  # the path of a socket must be short
     with pytest.MonkeyPatch.context() as patch:
@@ -32,6 +30,8 @@ def ray_cluster() -> Iterator[Any]:
         patch.setattr(tempfile, "tempdir", None)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # so that it listens on 127.0.0.1, as on a laptop
+        from ray.cluster_utils import Cluster  # reads the environment
+
         head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES}
         found = Cluster(initialize_head=True, head_node_args=head)
         try:

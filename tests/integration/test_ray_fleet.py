@@ -6,7 +6,10 @@ import contextlib
 import json
 import multiprocessing
 import signal
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from killed_runs import KillIt, in_third_round
-from ray_cluster import needs_ray, ray_cluster
+from ray_cluster import add_node, needs_ray, ray_cluster
 from same_runs import results
 from small_runs import TINIER, query
 
@@ -30,6 +33,7 @@ from fleetbed.profiles.resolve import load_experiment
 pytestmark = [pytest.mark.slow, needs_ray]
 #: every client keeps a model of its own, which is what is evaluated
 SETS = (*TINIER, "algorithms=[{name: fedhe, params: {batch: 4}}]", "rounds=3", "participation.ratio=0.5")
+WAIT_S = 60.0
 NOTICES = "SELECT text FROM notices WHERE kind = 'node'"
 
 
@@ -130,6 +134,48 @@ def test_an_actor_and_a_node_that_are_killed_change_nothing(
     assert "queued again" in actor
     assert "queued again" in node
     cluster.remove_node(lost[0])
+
+
+def test_a_node_that_joins_late_takes_part(cluster: Any, undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    def add_one(fleet: RayFleet) -> None:
+        before, until_s = len(fleet._pool.ready), time.monotonic() + WAIT_S
+        add_node(cluster)
+        while len(fleet._pool.ready) == before:
+            assert time.monotonic() < until_s
+            fleet.pump()
+
+    assert carry_out(tmp_path / "run", "processes=ray", observer=Disturbances((1, add_one))) == undisturbed
+    *_, late = fact(tmp_path / "run", "nodes")
+    assert late["outcomes"] > 0
+    assert query(tmp_path / "run", NOTICES) == [(f"node {late['name']} joins the run",)]
+
+
+def command(*arguments: object) -> subprocess.Popen[str]:
+    line = [sys.executable, "-m", "fleetbed.cli.main", "run", *map(str, arguments)]
+    return subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
+
+
+def test_an_interrupted_command_leaves_nothing_and_resumes(
+    cluster: Any, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    at, sets = ("--address", cluster.address), [part for each in (*SETS, "processes=ray") for part in ("--set", each)]
+    with command("demo", *sets, "--out", tmp_path / "study", *at) as driver:
+        assert driver.stderr is not None
+        while "round 1/3" not in (line := driver.stderr.readline()):
+            assert line, "it ended early"
+        driver.send_signal(signal.SIGINT)
+        said = driver.stderr.read()
+        assert driver.wait(WAIT_S) == 130, said
+    assert f"interrupted; continue with: fleetbed run --resume {tmp_path / 'study'}" in said
+    assert list(Path(tempfile.gettempdir()).glob("fleetbed-node-*")) == []
+    assert [each for node in cluster.worker_nodes for each in below(node, "fleetbed")] == []
+    (config,) = runs(load_experiment("demo", (), (*SETS, "processes=ray")))
+    with command("--resume", tmp_path / "study", *at) as driver:
+        assert driver.stderr is not None
+        said = driver.stderr.read()
+        assert driver.wait(WAIT_S) == 0, said
+    assert "continuing after merge" in said
+    assert results(tmp_path / "study" / config.name) == undisturbed
 
 
 def start_and_be_killed(address: str, folder: Path, sets: Sequence[str]) -> None:

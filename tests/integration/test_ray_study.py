@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,15 @@ import psutil
 import pytest
 from ray_cluster import add_node, needs_ray, ray_cluster
 from same_runs import results
-from small_runs import query
+from small_runs import FOUR, TINIER, query
 
+from fleetbed import node_pool as node_pool_module
+from fleetbed import running
 from fleetbed.emulator.engine.observer import Observer
 from fleetbed.emulator.run.study import new_study, start_study
 from fleetbed.node_pool import NodePool, node_pool
 from fleetbed.over_nodes import run_over_nodes
+from fleetbed.profiles.errors import HostCannot
 from fleetbed.profiles.experiment import runs
 from fleetbed.profiles.resolve import load_experiment, search_folders
 
@@ -201,6 +206,53 @@ def test_a_command_that_is_interrupted_or_killed_resumes(bench: Bench, tmp_path:
         assert driver.wait() == 0, said
     assert bench.results(study) == bench.undisturbed
     wait_for(lambda: not [each for node in bench.cluster.worker_nodes for each in below(node, "fleetbed")])
+
+
+def short_of_memory(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(node_pool_module, "SERVER_BYTES", 1 << 60)
+
+
+def another_torch(patch: pytest.MonkeyPatch) -> None:
+    original = metadata.version
+    patch.setattr(metadata, "version", lambda name: "0.1" if name == "torch" else original(name))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (short_of_memory, r"^a run of this study needs a node with 1 free core and \d+\.0 GB of memory, but the Ray"),
+        (another_torch, r"^--address \S+: on node .+ torch has version .+, but here it is 0\.1; install the same"),
+    ],
+    ids=["memory", "torch"],
+)
+def test_nodes_that_do_not_fit_are_refused_before_anything_starts(
+    change: Callable[[pytest.MonkeyPatch], None],
+    why: str,
+    bench: Bench,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    change(monkeypatch)
+    with pytest.raises(HostCannot, match=why):
+        running.run(bench.file, out=tmp_path / "study", on="ray", address=bench.cluster.address)
+    assert not (tmp_path / "study").exists()
+
+
+def test_an_enforced_run_has_a_node_to_itself_and_its_own_calibration(cluster: Any, tmp_path: Path) -> None:
+    sets = (*TINIER, *FOUR, "timing.source=enforced", "rounds=1", "training.max_steps=1")
+    experiment = load_experiment("demo", (), sets)
+    (config,) = runs(experiment)
+    said: list[tuple[str, int]] = []  # with the cores that were free on both nodes
+    with (
+        node_pool(cluster.address, experiment, ()) as pool,
+        new_study(experiment, tmp_path / "study", search=(), command="") as study,
+    ):
+        places = pool.places.values()
+        run_over_nodes(study, [config], (), pool, lambda text: said.append((text, sum(one.cores for one in places))))
+    assert {cores for text, cores in said if "starting 4 clients" in text} == {1}
+    meta = dict(query(tmp_path / "study" / config.name, "SELECT key, value FROM meta"))
+    assert json.loads(meta["calibration"])["rate"]["alone_gflops"] > 0
+    assert {knob["knob"] for knob in json.loads(meta["host_can"])} >= {"memory", "cpu"}
 
 
 def test_a_cluster_that_does_not_answer_is_refused_before_anything_starts(bench: Bench, tmp_path: Path) -> None:

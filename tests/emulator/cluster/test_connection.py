@@ -14,16 +14,12 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from ray_cluster import needs_ray
 
 from fleetbed.emulator.cluster import connection, guardian
 from fleetbed.emulator.cluster.connection import check_installed, connected
 from fleetbed.emulator.cluster.nodes import SAME, ClusterNode, check_large_enough, check_nodes
 from fleetbed.profiles.errors import BadInput, HostCannot
-
-needs_ray = pytest.mark.skipif(
-    not any(each.metadata["Name"] == "ray" for each in metadata.distributions()),
-    reason="Ray is not installed: pip install 'fleetbed[ray]'",
-)
 
 
 def a_node(**changes: object) -> ClusterNode:
