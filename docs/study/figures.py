@@ -127,7 +127,7 @@ def policies_figure(rows: Sequence[Row]) -> Figure:
     """Draw the mean over the seeds against the mean device time of the same evaluation."""
     by_policy = {"sync": curves_of(rows, "fashion")}
     for policy in ("deadline", "async", "buffered"):
-        by_policy[policy] = curves_of(rows, "policies", policy)
+        by_policy[policy] = curves_of(rows, "policies", policy) | curves_of(rows, "policies-fedhenn", policy)
     with mpl.rc_context(RC):
         figure, (grid,) = new_figure(9.6, 2.7, ncols=len(PAPERS), squeeze=False)
         for axes, (method, title) in zip(grid, PAPERS.items(), strict=True):

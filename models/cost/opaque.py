@@ -62,8 +62,9 @@ class OpaqueCount(OperatorCount):
         out = func(*args, **kwargs)
         if not facts.is_free:
             ran = time.process_time()
-            if facts.is_known and all(map(_is_plain, tensors_in(args, kwargs, out))):
-                self._count(func, args, kwargs, out)
+            inputs, outputs = tensors_in(args, kwargs), tensors_in(out)
+            if facts.is_known and all(map(_is_plain, (*inputs, *outputs))):
+                self._count(func, args, kwargs, out, inputs, outputs)
             else:
                 start += ran - start  # its own seconds are left out, those of looking at it are not
         self._entered += 1

@@ -107,18 +107,25 @@ class OperatorCount(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         out = self.run(func, args, kwargs)
-        self._count(func, args, kwargs, out)
+        self._count(func, args, kwargs, out, tensors_in(args, kwargs), tensors_in(out))
         return out
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator. Subclasses that measure time override this method, which excludes the counting."""
         return func(*args, **kwargs)
 
-    def _count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def _count(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        inputs: list[Tensor],
+        outputs: list[Tensor],
+    ) -> None:
         facts = facts_of(func)
         if facts.is_free:
             return
-        inputs, outputs = tensors_in(args, kwargs), tensors_in(out)
         packet = func.overloadpacket
         if packet in _CONVOLUTIONS:
             self.total += _convolution(*_CONVOLUTIONS[packet](args, out), moved=_bytes(inputs) + _bytes(outputs))
