@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import sqrt
 from pathlib import Path
 from statistics import mean, stdev
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 from scipy.special import stdtr
 
@@ -36,7 +36,8 @@ from fleetbed.analysis.tables.series import series_of
 
 HERE = Path(__file__).parent
 CURVES = HERE / "curves.csv"
-COLUMNS = ("study", "method", "policy", "seed", "tested", "accuracy", *AXES)
+RUN = ("study", "method", "policy", "seed")
+COLUMNS = (*RUN, "tested", "accuracy", *AXES)
 LEVEL = 0.05
 LAST_PART = 0.25  # of the rounds, over which accuracies are averaged
 
@@ -79,15 +80,14 @@ class Finding(NamedTuple):
         return "refuted" if self.p_refuted < LEVEL else "open"
 
 
-def gather(folders: Iterable[Path], known: Iterable[Row]) -> list[Row]:
-    """Return the curves of the finished runs in these folders, and of all other runs that are known."""
-    found = [row for folder in folders for row in rows_of(folder)]
-    runs = {(row["study"], row["method"], row["policy"], row["seed"]) for row in found}
-    others = [row for row in known if (row["study"], row["method"], row["policy"], row["seed"]) not in runs]
-    return sorted(
-        [*others, *found],
-        key=lambda row: (row["study"], row["method"], row["policy"], int(row["seed"]), float(row["rounds"])),
-    )
+def with_new(known: Iterable[Row], found: Sequence[Row]) -> list[Row]:
+    """Return what was found, and what is known of all other runs, by run; the rows of a run stay in their order."""
+
+    def run_of(row: Row) -> tuple[str, ...]:
+        return tuple(row[column] for column in RUN)
+
+    runs = set(map(run_of, found))
+    return sorted([*(row for row in known if run_of(row) not in runs), *found], key=run_of)
 
 
 def rows_of(folder: Path) -> list[Row]:
@@ -198,29 +198,30 @@ def read_claims(path: Path) -> list[Claim]:
         ]
 
 
-def read_curves(path: Path = CURVES) -> list[Row]:
+def read_rows(path: Path) -> list[Row]:
     if not path.exists():
         return []
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def write_curves(rows: Iterable[Row], out: TextIO) -> None:
-    table = csv.DictWriter(out, COLUMNS, lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
+def add_rows(path: Path, columns: Sequence[str], found: Sequence[Row]) -> None:
+    """Write these rows to a table, in place of those that it has of the same runs."""
+    rows = with_new(read_rows(path), found)
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, columns, lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
 
 
 def main(arguments: Sequence[str]) -> None:
     match arguments:
         case ["gather", _, *_]:
-            rows = gather(map(Path, arguments[1:]), read_curves())
-            with CURVES.open("w", newline="") as file:
-                write_curves(rows, file)
+            add_rows(CURVES, COLUMNS, [row for folder in arguments[1:] for row in rows_of(Path(folder))])
         case ["accuracies"]:
-            print(accuracies(ends_of(read_curves())))
+            print(accuracies(ends_of(read_rows(CURVES))))
         case ["verdicts"]:
-            print(table(findings(read_claims(HERE / "claims.csv"), ends_of(read_curves()))))
+            print(table(findings(read_claims(HERE / "claims.csv"), ends_of(read_rows(CURVES)))))
         case _:
             sys.exit(__doc__)
 

@@ -15,6 +15,7 @@ from statistics import mean
 import claims
 import matplotlib as mpl
 import similarity
+from claims import Row
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -42,7 +43,6 @@ METHODS = {
 }
 PAPERS = {"heteroavg": "HeteroAvg", "fedin": "FedIN", "inco-heteroavg": "InCo", "fedhe": "FedHe", "fedhenn": "FedHeNN"}
 
-Row = Mapping[str, str]
 Curves = dict[str, dict[int, list[Row]]]  # by method and seed, in the order of the rounds
 
 
@@ -148,7 +148,7 @@ def policies_figure(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def similarity_figure(rows: Iterable[similarity.Row]) -> Figure:
+def similarity_figure(rows: Iterable[Row]) -> Figure:
     found = similarity.means(rows)
     studies = [study for study in TITLES if (study, BASE, "sync") in found]
     with mpl.rc_context(RC):
@@ -173,10 +173,10 @@ def similarity_figure(rows: Iterable[similarity.Row]) -> Figure:
 
 
 def main() -> None:
-    rows = claims.read_curves()
+    rows = claims.read_rows(claims.CURVES)
     order_figure(rows).savefig(HERE / "order.png")
     policies_figure(rows).savefig(HERE / "policies.png")
-    similarity_figure(similarity.read_table()).savefig(HERE / "similarity.png")
+    similarity_figure(claims.read_rows(similarity.TABLE)).savefig(HERE / "similarity.png")
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ groups or, for a method with personal models, one for each client. A run of a si
 
 from __future__ import annotations
 
-import csv
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean
+
+from claims import RUN, Row, add_rows, read_rows
 
 from fleetbed.analysis.figures.model_plots import stage_similarity
 from fleetbed.analysis.figures.nets import dataset_of, final_models
@@ -22,18 +23,7 @@ from fleetbed.analysis.tables.runs import open_runs
 from fleetbed.analysis.tables.series import series_of
 
 TABLE = Path(__file__).with_name("cka.csv")
-RUN = ("study", "method", "policy", "seed")
 COLUMNS = (*RUN, "stage", "cka")
-
-Row = Mapping[str, str]
-
-
-def gather(folders: Iterable[Path], known: Iterable[Row]) -> list[Row]:
-    """Return the similarities of the finished runs in these folders, and of all other runs that are known."""
-    found = [row for folder in folders for row in rows_of(folder)]
-    runs = {tuple(row[column] for column in RUN) for row in found}
-    others = [row for row in known if tuple(row[column] for column in RUN) not in runs]
-    return sorted([*others, *found], key=lambda row: tuple(row[column] for column in RUN))
 
 
 def rows_of(folder: Path) -> list[Row]:
@@ -70,23 +60,12 @@ def table(rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
-def read_table() -> list[Row]:
-    if not TABLE.exists():
-        return []
-    with TABLE.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def main(arguments: Sequence[str]) -> None:
     match arguments:
         case ["gather", _, *_]:
-            rows = gather(map(Path, arguments[1:]), read_table())
-            with TABLE.open("w", newline="") as file:
-                out = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-                out.writeheader()
-                out.writerows(rows)
+            add_rows(TABLE, COLUMNS, [row for folder in arguments[1:] for row in rows_of(Path(folder))])
         case ["table"]:
-            print(table(read_table()))
+            print(table(read_rows(TABLE)))
         case _:
             sys.exit(__doc__)
 

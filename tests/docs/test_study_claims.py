@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -97,16 +96,15 @@ def test_the_claims_can_be_read(study: ModuleType) -> None:
     assert {claim.study for claim in claims} == {"cifar10", "fashion", "fedhe", "fedhenn"}
 
 
-def test_what_is_gathered_replaces_the_same_run_and_no_other(
-    study: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = [*rows(seed=1), *rows(seed=2)]
-    again = rows(seed=2, points=[(0, 0.1), (4, 0.5)])
-    monkeypatch.setattr(study, "rows_of", {Path("x"): again}.__getitem__)
-    assert study.gather([Path("x")], known) == [*rows(seed=1), *again]
+def test_what_is_gathered_replaces_the_same_run_and_no_other(study: ModuleType, tmp_path: Path) -> None:
+    path, columns = tmp_path / "curves.csv", (*study.RUN, "rounds", "accuracy")
+    study.add_rows(path, columns, [*rows(seed=1), *rows(seed=2)])
+    again = rows(seed=2, points=[(0, 0.1), (12, 0.5)])
+    study.add_rows(path, columns, again)
+    assert study.read_rows(path) == [*rows(seed=1), *again]
 
 
-def test_without_runs_there_are_only_the_heads(study: ModuleType) -> None:
-    out = io.StringIO()
-    study.write_curves([], out)
-    assert out.getvalue() == "study,method,policy,seed,tested,accuracy,time,rounds,bytes,joules,flops\n"
+def test_without_runs_there_are_only_the_heads(study: ModuleType, tmp_path: Path) -> None:
+    study.add_rows(tmp_path / "curves.csv", study.COLUMNS, [])
+    heads = "study,method,policy,seed,tested,accuracy,time,rounds,bytes,joules,flops\n"
+    assert (tmp_path / "curves.csv").read_text() == heads

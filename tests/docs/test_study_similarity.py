@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import ModuleType
-
-import pytest
 
 
 def rows(seed: int, **stages: float) -> list[dict[str, str]]:
@@ -20,11 +17,3 @@ def test_the_table_has_the_means_over_the_seeds_in_the_order_of_the_stages(simil
         "|---|---|---|---:|---:|",
         "| x | m | sync | 0.95 | 0.60 |",
     ]
-
-
-def test_what_is_gathered_replaces_the_same_run_and_no_other(
-    similarity: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    again = rows(2, stem=0.5, layer1=0.4)
-    monkeypatch.setattr(similarity, "rows_of", {Path("x"): again}.__getitem__)
-    assert similarity.gather([Path("x")], [*rows(1, stem=1.0), *rows(2, stem=0.9)]) == [*rows(1, stem=1.0), *again]
