@@ -34,6 +34,7 @@ from fleetbed.emulator.method.schedule import steps_of
 from fleetbed.models.base import Net, label_loss
 from fleetbed.models.work import Pass, Phase, Work
 from fleetbed.profiles.errors import BadInput
+from fleetbed.profiles.experiment import Steps
 
 Epochs = Annotated[int, Meta(ge=0, le=100_000)]
 
@@ -52,6 +53,7 @@ class Params(Means, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     head_epochs: Epochs = 10  # epochs in which the head alone is trained
     rep_epochs: Epochs = 1  # 0: the server's representation never changes
+    steps: Steps | None = None  # so many random batches in each phase that has epochs, instead of those
 
 
 class Method(PersonalHead):
@@ -67,6 +69,8 @@ class Method(PersonalHead):
         samples, training = assignment.client.samples, self.context.training
 
         def steps(epochs: int) -> int:
+            if epochs and self.params.steps:
+                return self.params.steps
             return steps_of(samples, replace(training, epochs=epochs, max_steps=None))
 
         head = Phase(
@@ -81,12 +85,13 @@ class Method(PersonalHead):
         start = {**own_tensors(job), **weights_of(job.message)}
         model = job.model(start)
         metrics: dict[str, float] = {}
-        if self.params.head_epochs:
+        head_epochs, rep_epochs, steps = self.params.head_epochs, self.params.rep_epochs, self.params.steps
+        if head_epochs:
             train_only(model, head=True)
-            metrics |= train(job, model, head_step(model), epochs=self.params.head_epochs, phase="head")
-        if self.params.rep_epochs:
+            metrics |= train(job, model, head_step(model), epochs=head_epochs, steps=steps, phase="head")
+        if rep_epochs:
             train_only(model, head=False)
-            metrics |= train(job, model, cross_entropy_step(model), epochs=self.params.rep_epochs)
+            metrics |= train(job, model, cross_entropy_step(model), epochs=rep_epochs, steps=steps)
         return self.reply(job, model, start, metrics)
 
 

@@ -151,6 +151,15 @@ def test_the_declared_work_is_two_phases() -> None:
     assert (work.held_models, work.held_values, work.parameter_passes) == (1, 0, 0)
 
 
+def test_steps_take_the_place_of_the_epochs_of_each_phase() -> None:
+    bed = bed_of("two", samples=27)
+    method = bed.method("fedrep", steps=2)
+    work = method.work(method.setup(), Assignment(client=bed.context.clients[0]))
+    assert ([phase.steps for phase in work.earlier], work.steps) == ([2], 2)
+    assert turn(bed, method)[1] == 4
+    assert turn(bed, bed.method("fedrep", head_epochs=0, steps=2))[1] == 2
+
+
 @pytest.mark.parametrize(("most", "head", "below"), [(4, True, False), (6, True, False), (8, True, True)])
 def test_partial_work_ends_in_either_phase(most: int, head: bool, below: bool) -> None:
     """6 steps for the head, then 3."""
