@@ -18,58 +18,13 @@ import similarity
 from claims import Row
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from orders import BASE, BUDGETS, METHODS, TITLES, at_equal_cost, curves_of, means
 
 from fleetbed.analysis.figures.curve_plots import new_figure
 from fleetbed.analysis.figures.style import COLOURS, DASHES, MARKERS, RC
 
 HERE = Path(__file__).parent
-BASE = "heteroavg"
-BUDGETS = {"rounds": "rounds", "time": "device time", "bytes": "bytes", "joules": "energy"}
-TITLES = {"cifar10": "CIFAR-10", "fashion": "Fashion-MNIST"}
-#: The methods of the figures, all tested on the whole test set. FedHe and training alone have personal models.
-METHODS = {
-    "heteroavg": "HeteroAvg",
-    "fedin": "FedIN",
-    "inco-heteroavg": "InCo",
-    "heteroprox": "HeteroProx",
-    "all-large": "AllLarge",
-    "inclusivefl": "InclusiveFL",
-    "moon": "MOON",
-    "scaffold": "SCAFFOLD",
-    "heterofl": "HeteroFL",
-    "fedavg": "FedAvg, same architecture",
-    "fedhe": "FedHe",
-    "private": "training alone",
-}
 PAPERS = {"heteroavg": "HeteroAvg", "fedin": "FedIN", "inco-heteroavg": "InCo", "fedhe": "FedHe", "fedhenn": "FedHeNN"}
-
-Curves = dict[str, dict[int, list[Row]]]  # by method and seed, in the order of the rounds
-
-
-def curves_of(rows: Iterable[Row], study: str, policy: str = "sync") -> Curves:
-    found: Curves = {}
-    for row in rows:
-        if (row["study"], row["policy"]) == (study, policy):
-            found.setdefault(row["method"], {}).setdefault(int(row["seed"]), []).append(row)
-    return found
-
-
-def reached(curve: Sequence[Row], axis: str, budget: float) -> float:
-    """Return the accuracy of the last evaluation that the budget pays for."""
-    return max((float(row[axis]), float(row["accuracy"])) for row in curve if float(row[axis]) <= budget)[1]
-
-
-def at_equal_cost(curves: Curves, axis: str) -> dict[str, float]:
-    """Return the accuracy of each method, in percent, when it has spent what the base spends in all its rounds.
-
-    Both are of the same seed; the mean is over the seeds.
-    """
-    budgets = {seed: float(curve[-1][axis]) for seed, curve in curves[BASE].items()}
-    return {
-        method: 100 * mean(reached(by_seed[seed], axis, budgets[seed]) for seed in by_seed if seed in budgets)
-        for method, by_seed in curves.items()
-        if by_seed.keys() & budgets.keys()
-    }
 
 
 def order_figure(rows: Sequence[Row]) -> Figure:
@@ -78,11 +33,15 @@ def order_figure(rows: Sequence[Row]) -> Figure:
         figure, grid = new_figure(7.4, 3.6 * len(studies) + 0.2, nrows=len(studies), squeeze=False)
         for (axes,), study in zip(grid, studies, strict=True):
             curves = {name: one for name, one in curves_of(rows, study).items() if name in METHODS}
-            values = [at_equal_cost(curves, axis) for axis in BUDGETS]
+            values = [percent(means(at_equal_cost(curves, axis))) for axis in BUDGETS]
             _slopes(axes, values)
             axes.set_title(TITLES[study])
             axes.set_ylabel("Accuracy, %")
     return figure
+
+
+def percent(shares: Mapping[str, float]) -> dict[str, float]:
+    return {name: 100 * share for name, share in shares.items()}
 
 
 def _slopes(axes: Axes, values: Sequence[Mapping[str, float]]) -> None:

@@ -20,3 +20,8 @@ def study() -> ModuleType:
 @pytest.fixture(scope="session")
 def similarity() -> ModuleType:
     return import_module("similarity")
+
+
+@pytest.fixture(scope="session")
+def orders() -> ModuleType:
+    return import_module("orders")
