@@ -40,6 +40,44 @@ RUN = ("study", "method", "policy", "seed")
 COLUMNS = (*RUN, "tested", "accuracy", *AXES)
 LEVEL = 0.05
 LAST_PART = 0.25  # of the rounds, over which accuracies are averaged
+#: the data set of each study, and what sets its claims apart from those of the study that has the same one
+SETTINGS = {
+    "cifar10": ("CIFAR-10", ""),
+    "fashion": ("Fashion-MNIST", ""),
+    "fedhe": ("CIFAR-10", ", as in its paper"),
+    "fedhenn": ("CIFAR-10", ", as in its paper"),
+}
+NAMES = {
+    "heteroavg": "HeteroAvg",
+    "heteroprox": "HeteroProx",
+    "fedavg": "FedAvg, same architecture",
+    "all-large": "AllLarge",
+    "all-small": "AllSmall",
+    "all-one-channel": "AllSmall of one channel",
+    "inco-heteroavg": "InCo",
+    "inco-heteroavg-paper": "InCo (`paper`)",
+    "inco-heteroavg-theorem": "InCo (`theorem`)",
+    "inco-heteroprox": "InCo on HeteroProx",
+    "inco-heteroprox-paper": "InCo on HeteroProx (`paper`)",
+    "inco-heteroprox-theorem": "InCo on HeteroProx (`theorem`)",
+    "inco-scaffold": "InCo on SCAFFOLD",
+    "inco-moon": "InCo on MOON",
+    "inco-heterofl": "InCo on HeteroFL",
+    "inco-inclusivefl": "InCo on InclusiveFL",
+    "scaffold": "SCAFFOLD",
+    "moon": "MOON",
+    "heterofl": "HeteroFL",
+    "inclusivefl": "InclusiveFL",
+    "fedin": "FedIN",
+    "fedin-noise": "FedIN with noise",
+    "fedhe": "FedHe",
+    "private": "training alone",
+    "private-own-test": "training alone, on its own test data",
+    "private-homo": "training alone, one architecture",
+    "fedhenn": "FedHeNN",
+    "fedhenn-homo": "FedHeNN of one architecture",
+    "fedrep": "FedRep",
+}
 
 
 Row = Mapping[str, str]
@@ -155,22 +193,34 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def table(found: Iterable[Finding]) -> str:
-    lines = [
-        "| data | claim | paper | here, 95 % interval | won | verdict | source |",
-        "|---|---|---:|---:|---:|---|---|",
-    ]
+    """Return a row for each difference, with what was found on each data set beside what the paper has."""
+    rows: dict[str, dict[str, Finding]] = {}
     for one in found:
-        claim, interval = one.claim, paired_interval({seed: value / 100 for seed, value in one.by_seed.items()})
-        assert interval.low is not None  # there are three pairs or more
-        assert interval.high is not None
-        relation = "above" if claim.paper_points >= 0 else "below"
-        won = sum((value > 0) == (claim.paper_points >= 0) for value in one.by_seed.values())
-        lines.append(
-            f"| {claim.study} | {claim.method} {relation} {claim.base} | {points(claim.paper_points / 100)} "
-            f"| {points(interval.mean)} [{points(interval.low)}, {points(interval.high)}] "
-            f"| {won} of {len(one.by_seed)} | {one.verdict} | {claim.source} |"
-        )
+        data, setting = SETTINGS[one.claim.study]
+        name = f"{NAMES[one.claim.method]} − {NAMES[one.claim.base]}{setting}"
+        rows.setdefault(name, {})[data] = one
+    sets = list(dict.fromkeys(data for data, _ in SETTINGS.values()))
+    lines = [
+        f"| difference | {' | '.join(f'{data}: paper | here, 95 % interval | won | verdict' for data in sets)} |",
+        f"|---|{'---:|---:|---:|---|' * len(sets)}",
+    ]
+    for text, by_set in rows.items():
+        cells = (cell for data in sets for cell in (_cells(by_set[data]) if data in by_set else ("–",) * 4))
+        lines.append(f"| {text} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _cells(one: Finding) -> tuple[str, str, str, str]:
+    interval = paired_interval({seed: value / 100 for seed, value in one.by_seed.items()})
+    assert interval.low is not None  # there are three pairs or more
+    assert interval.high is not None
+    won = sum((value > 0) == (one.claim.paper_points >= 0) for value in one.by_seed.values())
+    return (
+        points(one.claim.paper_points / 100),
+        f"{points(interval.mean)} [{points(interval.low)}, {points(interval.high)}]",
+        f"{won} of {len(one.by_seed)}",
+        one.verdict if one.verdict == "open" else f"**{one.verdict}**",
+    )
 
 
 def accuracies(ends: Mapping[Key, Mapping[int, Ended]]) -> str:

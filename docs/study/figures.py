@@ -15,7 +15,7 @@ from statistics import mean
 import claims
 import matplotlib as mpl
 import similarity
-from claims import Row
+from claims import NAMES, Row
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from orders import BASE, BUDGETS, METHODS, TITLES, at_equal_cost, curves_of, means
@@ -24,7 +24,7 @@ from fleetbed.analysis.figures.curve_plots import new_figure
 from fleetbed.analysis.figures.style import COLOURS, DASHES, MARKERS, RC
 
 HERE = Path(__file__).parent
-PAPERS = {"heteroavg": "HeteroAvg", "fedin": "FedIN", "inco-heteroavg": "InCo", "fedhe": "FedHe", "fedhenn": "FedHeNN"}
+PAPERS = ("heteroavg", "fedin", "inco-heteroavg", "fedhe", "fedhenn")
 
 
 def order_figure(rows: Sequence[Row]) -> Figure:
@@ -60,7 +60,7 @@ def _slopes(axes: Axes, values: Sequence[Mapping[str, float]]) -> None:
     for number, name in enumerate(names):
         colour = COLOURS[number % len(COLOURS)]
         axes.annotate(
-            METHODS[name],
+            NAMES[name],
             (places[-1], values[-1][name]),
             (places[-1] + 0.12, heights[name]),
             color=colour,
@@ -89,7 +89,7 @@ def policies_figure(rows: Sequence[Row]) -> Figure:
         by_policy[policy] = curves_of(rows, "policies", policy) | curves_of(rows, "policies-fedhenn", policy)
     with mpl.rc_context(RC):
         figure, (grid,) = new_figure(9.6, 2.7, ncols=len(PAPERS), squeeze=False)
-        for axes, (method, title) in zip(grid, PAPERS.items(), strict=True):
+        for axes, method in zip(grid, PAPERS, strict=True):
             for number, (policy, curves) in enumerate(by_policy.items()):
                 if method in curves:
                     runs = list(zip(*curves[method].values(), strict=True))
@@ -100,7 +100,7 @@ def policies_figure(rows: Sequence[Row]) -> Figure:
                         linestyle=DASHES[policy],
                         label=policy,
                     )
-            axes.set_title(title)
+            axes.set_title(NAMES[method])
             axes.set_xlabel("Device time, s")
         grid[0].set_ylabel("Accuracy, %")
         grid[0].legend(loc="lower right")
@@ -122,7 +122,7 @@ def similarity_figure(rows: Iterable[Row]) -> Figure:
                     color=COLOURS[number % len(COLOURS)],
                     marker=MARKERS[number % len(MARKERS)],
                     linestyle="dashed" if name in ("fedhe", "private") else "solid",
-                    label=METHODS[name],
+                    label=NAMES[name],
                 )
             axes.set_title(TITLES[study])
             axes.set_xlabel("Stage, from shallow to deep")

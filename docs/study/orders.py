@@ -16,7 +16,7 @@ from statistics import mean
 from typing import NamedTuple
 
 import numpy as np
-from claims import CURVES, Row, read_rows
+from claims import CURVES, NAMES, Row, read_rows
 from scipy.stats import kendalltau
 
 from fleetbed.analysis.tables.intervals import Interval, paired_interval, points
@@ -25,20 +25,20 @@ BASE = "heteroavg"
 BUDGETS = {"rounds": "rounds", "time": "device time", "bytes": "bytes", "joules": "energy"}
 TITLES = {"cifar10": "CIFAR-10", "fashion": "Fashion-MNIST"}
 #: The methods that are compared, all tested on the whole test set. FedHe and training alone have personal models.
-METHODS = {
-    "heteroavg": "HeteroAvg",
-    "fedin": "FedIN",
-    "inco-heteroavg": "InCo",
-    "heteroprox": "HeteroProx",
-    "all-large": "AllLarge",
-    "inclusivefl": "InclusiveFL",
-    "moon": "MOON",
-    "scaffold": "SCAFFOLD",
-    "heterofl": "HeteroFL",
-    "fedavg": "FedAvg, same architecture",
-    "fedhe": "FedHe",
-    "private": "training alone",
-}
+METHODS = (
+    "heteroavg",
+    "fedin",
+    "inco-heteroavg",
+    "heteroprox",
+    "all-large",
+    "inclusivefl",
+    "moon",
+    "scaffold",
+    "heterofl",
+    "fedavg",
+    "fedhe",
+    "private",
+)
 
 Curves = dict[str, dict[int, list[Row]]]  # by method and seed, in the order of the rounds
 Reached = dict[str, dict[int, float]]  # accuracies by method and seed
@@ -112,7 +112,7 @@ def order_table(title: str, by_axis: Mapping[str, Reached]) -> str:
     ]
     for method in sorted(by_rounds, key=lambda name: -averages["rounds"][name]):
         cells = (f"{100 * one[method]:.1f} % ({_rank(one, method)})" for one in averages.values())
-        lines.append(f"| {METHODS[method]} | {' | '.join(cells)} |")
+        lines.append(f"| {NAMES[method]} | {' | '.join(cells)} |")
     taus = (f"{tau(by_rounds, accuracies):.2f}" for accuracies in by_axis.values())
     lines.append(f"| Kendall's tau | {' | '.join(taus)} |")
     return "\n".join(lines)
@@ -125,7 +125,7 @@ def reversal_table(title: str, by_axis: Mapping[str, Reached]) -> str:
     ]
     for axis, accuracies in by_axis.items():
         for one in reversals(by_axis["rounds"], accuracies):
-            cells = (f"equal {BUDGETS[axis]}", METHODS[one.first], METHODS[one.second], _text(one.lead), _text(one.lag))
+            cells = (f"equal {BUDGETS[axis]}", NAMES[one.first], NAMES[one.second], _text(one.lead), _text(one.lag))
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -85,15 +85,28 @@ def test_the_table_of_accuracies_is_sorted(study: ModuleType) -> None:
     ]
 
 
-def test_the_table_has_a_row_for_every_claim(study: ModuleType) -> None:
-    accuracies = runs(study, new=[0.53, 0.54, 0.55], old=[0.50, 0.50, 0.50])
-    text = study.table(study.findings([study.Claim("x", "new", "old", "sync", 3.0, "a paper")], accuracies))
-    assert text.splitlines()[2].startswith("| x | new above old | +3.0 | +4.0 [+1.5, +6.5] | 3 of 3 |")
+def test_the_table_has_both_data_sets_of_a_claim_in_one_row(study: ModuleType) -> None:
+    claims = [
+        study.Claim("cifar10", "moon", "heteroavg", "sync", 3.0, "a paper"),
+        study.Claim("fashion", "moon", "heteroavg", "sync", -1.0, "a paper"),
+        study.Claim("fedhe", "fedhe", "private", "sync", 5.0, "a paper"),
+    ]
+    accuracies = {
+        study.Key(claim.study, method, "sync"): {seed: study.Ended(value, 0.0) for seed, value in enumerate(values)}
+        for claim in claims
+        for method, values in ((claim.method, [0.53, 0.54, 0.55]), (claim.base, [0.50, 0.50, 0.50]))
+    }
+    both, own = study.table(study.findings(claims, accuracies)).splitlines()[2:]
+    assert both.startswith("| MOON − HeteroAvg | +3.0 | +4.0 [+1.5, +6.5] | 3 of 3 |")
+    assert both.endswith("| −1.0 | +4.0 [+1.5, +6.5] | 0 of 3 | **refuted** |")
+    assert own.startswith("| FedHe − training alone, as in its paper | +5.0 | +4.0 ")
+    assert own.endswith("| – | – | – | – |")
 
 
 def test_the_claims_can_be_read(study: ModuleType) -> None:
     claims = study.read_claims(study.HERE / "claims.csv")
-    assert {claim.study for claim in claims} == {"cifar10", "fashion", "fedhe", "fedhenn"}
+    assert {claim.study for claim in claims} == study.SETTINGS.keys()
+    assert {name for claim in claims for name in (claim.method, claim.base)} <= study.NAMES.keys()
 
 
 def test_what_is_gathered_replaces_the_same_run_and_no_other(study: ModuleType, tmp_path: Path) -> None:
