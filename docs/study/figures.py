@@ -1,7 +1,7 @@
 """Draws the figures of the study from curves.csv and cka.csv:  python docs/study/figures.py
 
 order.png       what each method has reached when it has spent what HeteroAvg spends in all its rounds: as many
-                rounds, as much device time, as many bytes, as many joules
+                rounds, as much device time (cut off, or with rounds that fit), as many bytes, as many joules
 policies.png    accuracy against device time under each policy, for the methods of the four papers
 similarity.png  CKA between the final models by stage
 """
@@ -18,7 +18,7 @@ import similarity
 from claims import NAMES, Row
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from orders import BASE, BUDGETS, METHODS, TITLES, at_equal_cost, curves_of, means
+from orders import BASE, COLUMNS, METHODS, TITLES, by_cost, curves_of, means
 
 from fleetbed.analysis.figures.curve_plots import new_figure
 from fleetbed.analysis.figures.style import COLOURS, DASHES, MARKERS, RC
@@ -28,12 +28,11 @@ PAPERS = ("heteroavg", "fedin", "inco-heteroavg", "fedhe", "fedhenn")
 
 
 def order_figure(rows: Sequence[Row]) -> Figure:
-    studies = [study for study in TITLES if BASE in curves_of(rows, study)]
+    costs = {study: by_axis for study in TITLES if (by_axis := by_cost(rows, study))}
     with mpl.rc_context(RC):
-        figure, grid = new_figure(7.4, 3.6 * len(studies) + 0.2, nrows=len(studies), squeeze=False)
-        for (axes,), study in zip(grid, studies, strict=True):
-            curves = {name: one for name, one in curves_of(rows, study).items() if name in METHODS}
-            values = [percent(means(at_equal_cost(curves, axis))) for axis in BUDGETS]
+        figure, grid = new_figure(7.4, 3.6 * len(costs) + 0.2, nrows=len(costs), squeeze=False)
+        for (axes,), (study, by_axis) in zip(grid, costs.items(), strict=True):
+            values = {COLUMNS[axis]: percent(means(accuracies)) for axis, accuracies in by_axis.items()}
             _slopes(axes, values)
             axes.set_title(TITLES[study])
             axes.set_ylabel("Accuracy, %")
@@ -44,7 +43,8 @@ def percent(shares: Mapping[str, float]) -> dict[str, float]:
     return {name: 100 * share for name, share in shares.items()}
 
 
-def _slopes(axes: Axes, values: Sequence[Mapping[str, float]]) -> None:
+def _slopes(axes: Axes, by_column: Mapping[str, Mapping[str, float]]) -> None:
+    values = list(by_column.values())
     places = list(range(len(values)))
     names = [name for name in METHODS if all(name in one for one in values)]
     for number, name in enumerate(names):
@@ -68,7 +68,7 @@ def _slopes(axes: Axes, values: Sequence[Mapping[str, float]]) -> None:
             fontsize=8,
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3},
         )
-    axes.set_xticks(places, [f"equal {name}" for name in BUDGETS.values()])
+    axes.set_xticks(places, [column.replace(", ", ",\n") for column in by_column])
     axes.set_xlim(-0.15, places[-1] + 1.1)
     axes.grid(axis="x", visible=False)
 

@@ -3,9 +3,10 @@
     python docs/study/orders.py    # the tables, from curves.csv alone
 
 A method's accuracy at equal cost is what it has reached when it has spent what HeteroAvg spends in all its rounds with
-the same seed, on the straight line between two evaluations. A method that needs less is taken at its end. Kendall's tau
-compares the order by the means with that at equal rounds. A pair is *reversed* if one method is better at equal rounds
-and the other at equal cost, and both 95 % intervals of the paired differences exclude 0.
+the same seed, on the straight line between two evaluations. A method that needs less is taken at its end. "Rounds
+fitted" are runs of their own (fitted.py), for as many rounds as fit into HeteroAvg's device time. Kendall's tau compares
+the order by the means with that at equal rounds. A pair is *reversed* if one method is better at equal rounds and the
+other at equal cost, and both 95 % intervals of the paired differences exclude 0.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from fleetbed.analysis.tables.intervals import Interval, paired_interval, points
 
 BASE = "heteroavg"
 BUDGETS = {"rounds": "rounds", "time": "device time", "bytes": "bytes", "joules": "energy"}
+FITTED = "fitted"  # equal device time, by runs of as many rounds as fit into it
+COLUMNS = {**{axis: f"equal {name}" for axis, name in BUDGETS.items()}, FITTED: "equal device time, rounds fitted"}
 TITLES = {"cifar10": "CIFAR-10", "fashion": "Fashion-MNIST"}
 #: The methods that are compared, all tested on the whole test set. FedHe and training alone have personal models.
 METHODS = (
@@ -36,6 +39,7 @@ METHODS = (
     "scaffold",
     "heterofl",
     "fedavg",
+    "all-small",
     "fedhe",
     "private",
 )
@@ -76,6 +80,19 @@ def at_equal_cost(curves: Curves, axis: str) -> Reached:
         for method, by_seed in curves.items()
     }
     return {method: by_seed for method, by_seed in found.items() if by_seed}
+
+
+def by_cost(rows: Sequence[Row], study: str) -> dict[str, Reached]:
+    """Return what each method has reached at each kind of equal cost; nothing if the base has no runs."""
+    curves = {method: by_seed for method, by_seed in curves_of(rows, study).items() if method in METHODS}
+    if BASE not in curves:
+        return {}
+    found = {axis: at_equal_cost(curves, axis) for axis in BUDGETS}
+    if fitted := curves_of(rows, f"{study}-{FITTED}"):
+        ends = {m: {seed: float(curve[-1]["accuracy"]) for seed, curve in one.items()} for m, one in fitted.items()}
+        # a method that takes as long as the base has no other number of rounds
+        found[FITTED] = {method: {**by_seed, **ends.get(method, {})} for method, by_seed in found["time"].items()}
+    return found
 
 
 def means(accuracies: Reached) -> dict[str, float]:
@@ -125,7 +142,7 @@ def reversal_table(title: str, by_axis: Mapping[str, Reached]) -> str:
     ]
     for axis, accuracies in by_axis.items():
         for one in reversals(by_axis["rounds"], accuracies):
-            cells = (f"equal {BUDGETS[axis]}", NAMES[one.first], NAMES[one.second], _text(one.lead), _text(one.lag))
+            cells = (COLUMNS[axis], NAMES[one.first], NAMES[one.second], _text(one.lead), _text(one.lag))
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -143,9 +160,7 @@ def _text(interval: Interval) -> str:
 def main() -> None:
     rows = read_rows(CURVES)
     for study, title in TITLES.items():
-        curves = {name: one for name, one in curves_of(rows, study).items() if name in METHODS}
-        if BASE in curves:
-            by_axis = {axis: at_equal_cost(curves, axis) for axis in BUDGETS}
+        if by_axis := by_cost(rows, study):
             print(order_table(title, by_axis), reversal_table(title, by_axis), sep="\n\n", end="\n\n")
 
 
