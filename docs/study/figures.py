@@ -1,7 +1,7 @@
 """Draws the figures of the study from curves.csv and cka.csv:  python docs/study/figures.py
 
 order.png       what each method has reached when it has spent what HeteroAvg spends in all its rounds: as many
-                rounds, as much device time (cut off, or with rounds that fit), as many bytes, as many joules
+                rounds, as much device time, as many bytes, as many joules
 policies.png    accuracy against device time under each policy, for the methods of the four papers
 similarity.png  CKA between the final models by stage
 """
@@ -18,7 +18,7 @@ import similarity
 from claims import NAMES, Row
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from orders import BASE, COLUMNS, METHODS, TITLES, by_cost, curves_of, means
+from orders import BASE, BUDGETS, FITTED, METHODS, TITLES, by_cost, curves_of, means
 
 from fleetbed.analysis.figures.curve_plots import new_figure
 from fleetbed.analysis.figures.style import COLOURS, DASHES, MARKERS, RC
@@ -32,8 +32,9 @@ def order_figure(rows: Sequence[Row]) -> Figure:
     with mpl.rc_context(RC):
         figure, grid = new_figure(7.4, 3.6 * len(costs) + 0.2, nrows=len(costs), squeeze=False)
         for (axes,), (study, by_axis) in zip(grid, costs.items(), strict=True):
-            values = {COLUMNS[axis]: percent(means(accuracies)) for axis, accuracies in by_axis.items()}
-            _slopes(axes, values)
+            if FITTED in by_axis:  # runs that were cut off have never had the low learning rate
+                by_axis = {axis: by_axis[FITTED] if axis == "time" else by_axis[axis] for axis in BUDGETS}
+            _slopes(axes, {f"equal {BUDGETS[axis]}": percent(means(one)) for axis, one in by_axis.items()})
             axes.set_title(TITLES[study])
             axes.set_ylabel("Accuracy, %")
     return figure
@@ -43,22 +44,26 @@ def percent(shares: Mapping[str, float]) -> dict[str, float]:
     return {name: 100 * share for name, share in shares.items()}
 
 
+def style_of(method: str) -> dict[str, str]:
+    """Return colour, marker and line: the same in every panel; dashed for methods whose clients have their own models."""
+    number = METHODS.index(method)
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": "dashed" if method in ("fedhe", "private") else "solid",
+    }
+
+
 def _slopes(axes: Axes, by_column: Mapping[str, Mapping[str, float]]) -> None:
     values = list(by_column.values())
     places = list(range(len(values)))
     names = [name for name in METHODS if all(name in one for one in values)]
-    for number, name in enumerate(names):
-        axes.plot(
-            places,
-            [one[name] for one in values],
-            color=COLOURS[number % len(COLOURS)],
-            marker=MARKERS[number % len(MARKERS)],
-            linestyle="dashed" if name in ("fedhe", "private") else "solid",
-        )
+    for name in names:
+        axes.plot(places, [one[name] for one in values], **style_of(name))
     low, high = axes.get_ylim()
     heights = _apart({name: values[-1][name] for name in names}, (high - low) / 17)
-    for number, name in enumerate(names):
-        colour = COLOURS[number % len(COLOURS)]
+    for name in names:
+        colour = style_of(name)["color"]
         axes.annotate(
             NAMES[name],
             (places[-1], values[-1][name]),
@@ -68,7 +73,7 @@ def _slopes(axes: Axes, by_column: Mapping[str, Mapping[str, float]]) -> None:
             fontsize=8,
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3},
         )
-    axes.set_xticks(places, [column.replace(", ", ",\n") for column in by_column])
+    axes.set_xticks(places, list(by_column))
     axes.set_xlim(-0.15, places[-1] + 1.1)
     axes.grid(axis="x", visible=False)
 
@@ -113,17 +118,9 @@ def similarity_figure(rows: Iterable[Row]) -> Figure:
     with mpl.rc_context(RC):
         figure, (grid,) = new_figure(3.9 * len(studies) + 1.2, 3.2, ncols=len(studies), squeeze=False, sharey=True)
         for axes, study in zip(grid, studies, strict=True):
-            shown = [name for name in METHODS if (study, name, "sync") in found]
-            for number, name in enumerate(shown):
+            for name in (name for name in METHODS if (study, name, "sync") in found):
                 stages = found[study, name, "sync"]
-                axes.plot(
-                    list(stages),
-                    list(stages.values()),
-                    color=COLOURS[number % len(COLOURS)],
-                    marker=MARKERS[number % len(MARKERS)],
-                    linestyle="dashed" if name in ("fedhe", "private") else "solid",
-                    label=NAMES[name],
-                )
+                axes.plot(list(stages), list(stages.values()), label=NAMES[name], **style_of(name))
             axes.set_title(TITLES[study])
             axes.set_xlabel("Stage, from shallow to deep")
         grid[0].set_ylabel("Mean CKA between models")
