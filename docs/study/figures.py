@@ -45,7 +45,7 @@ def percent(shares: Mapping[str, float]) -> dict[str, float]:
 
 
 def style_of(method: str) -> dict[str, str]:
-    """Return colour, marker and line: the same in every panel; dashed for methods whose clients have their own models."""
+    """Return colour, marker and line, the same in every panel; dashed if clients have models of their own."""
     number = METHODS.index(method)
     return {
         "color": COLOURS[number % len(COLOURS)],

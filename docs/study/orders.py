@@ -5,8 +5,8 @@
 A method's accuracy at equal cost is what it has reached when it has spent what HeteroAvg spends in all its rounds with
 the same seed, on the straight line between two evaluations. A method that needs less is taken at its end. "Rounds
 fitted" are runs of their own (fitted.py), for as many rounds as fit into HeteroAvg's device time. Kendall's tau
-compares the order by the means with that at equal rounds. A pair is *reversed* if one method is better at equal rounds and the
-other at equal cost, and both 95 % intervals of the paired differences exclude 0.
+compares the order by the means with that at equal rounds. A pair is *reversed* if one method is better at equal rounds
+and the other at equal cost, and both 95 % intervals of the paired differences exclude 0.
 """
 
 from __future__ import annotations
