@@ -18,7 +18,7 @@ import similarity
 from claims import NAMES, Row
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from orders import BASE, BUDGETS, FITTED, METHODS, TITLES, by_cost, curves_of, means
+from orders import BASE, BUDGETS, METHODS, PERSONAL, TITLES, by_cost, curves_of, means
 
 from fleetbed.analysis.figures.curve_plots import new_figure
 from fleetbed.analysis.figures.style import COLOURS, DASHES, MARKERS, RC
@@ -32,8 +32,6 @@ def order_figure(rows: Sequence[Row]) -> Figure:
     with mpl.rc_context(RC):
         figure, grid = new_figure(7.4, 3.6 * len(costs) + 0.2, nrows=len(costs), squeeze=False)
         for (axes,), (study, by_axis) in zip(grid, costs.items(), strict=True):
-            if FITTED in by_axis:  # runs that were cut off have never had the low learning rate
-                by_axis = {axis: by_axis[FITTED] if axis == "time" else by_axis[axis] for axis in BUDGETS}
             _slopes(axes, {f"equal {BUDGETS[axis]}": percent(means(one)) for axis, one in by_axis.items()})
             axes.set_title(TITLES[study])
             axes.set_ylabel("Accuracy, %")
@@ -50,7 +48,7 @@ def style_of(method: str) -> dict[str, str]:
     return {
         "color": COLOURS[number % len(COLOURS)],
         "marker": MARKERS[number % len(MARKERS)],
-        "linestyle": "dashed" if method in ("fedhe", "private") else "solid",
+        "linestyle": "dashed" if method in PERSONAL else "solid",
     }
 
 

@@ -2,11 +2,12 @@
 
     python docs/study/orders.py    # the tables, from curves.csv alone
 
-A method's accuracy at equal cost is what it has reached when it has spent what HeteroAvg spends in all its rounds with
-the same seed, on the straight line between two evaluations. A method that needs less is taken at its end. "Rounds
-fitted" are runs of their own (fitted.py), for as many rounds as fit into HeteroAvg's device time. Kendall's tau
-compares the order by the means with that at equal rounds. A pair is *reversed* if one method is better at equal rounds
-and the other at equal cost, and both 95 % intervals of the paired differences exclude 0.
+The cost is what HeteroAvg spends in all its rounds. For a method that spends more, fitted.py has made runs of their own
+with as many rounds as fit; a method that spends less is taken at its end. Accuracies are means over the last quarter of
+the rounds, as for the claims. Kendall's tau compares the order by the means with that at equal rounds. A pair is
+*reversed* if one method is better at equal rounds and the other at equal cost, and both 95 % intervals of the paired
+differences exclude 0; they are not corrected for the number of pairs. FedHe and training alone have personal models,
+which is another task, so that they are in no pair.
 """
 
 from __future__ import annotations
@@ -16,18 +17,15 @@ from itertools import combinations
 from statistics import mean
 from typing import NamedTuple
 
-import numpy as np
-from claims import CURVES, NAMES, Row, read_rows
+from claims import CURVES, NAMES, Key, Row, ends_of, read_rows
 from scipy.stats import kendalltau
 
 from fleetbed.analysis.tables.intervals import Interval, paired_interval, points
 
 BASE = "heteroavg"
 BUDGETS = {"rounds": "rounds", "time": "device time", "bytes": "bytes", "joules": "energy"}
-FITTED = "fitted"  # equal device time, by runs of as many rounds as fit into it
-COLUMNS = {**{axis: f"equal {name}" for axis, name in BUDGETS.items()}, FITTED: "equal device time, rounds fitted"}
 TITLES = {"cifar10": "CIFAR-10", "fashion": "Fashion-MNIST"}
-#: The methods that are compared, all tested on the whole test set. FedHe and training alone have personal models.
+#: The methods that are compared, all tested on the whole test set.
 METHODS = (
     "heteroavg",
     "fedin",
@@ -43,6 +41,8 @@ METHODS = (
     "fedhe",
     "private",
 )
+PERSONAL = ("fedhe", "private")
+SAME = 1.02  # a method that spends at most so much more than HeteroAvg spends the same
 
 Curves = dict[str, dict[int, list[Row]]]  # by method and seed, in the order of the rounds
 Reached = dict[str, dict[int, float]]  # accuracies by method and seed
@@ -66,20 +66,10 @@ def curves_of(rows: Iterable[Row], study: str, policy: str = "sync") -> Curves:
     return found
 
 
-def reached(curve: Sequence[Row], axis: str, budget: float) -> float:
-    """Return the accuracy that the budget pays for."""
-    spent, accuracies = ([float(row[column]) for row in curve] for column in (axis, "accuracy"))
-    return float(np.interp(budget, spent, accuracies))
-
-
-def at_equal_cost(curves: Curves, axis: str) -> Reached:
-    """Return what each method has reached when it has spent what the base spends in all its rounds, in each seed."""
-    budgets = {seed: float(curve[-1][axis]) for seed, curve in curves[BASE].items()}
-    found = {
-        method: {seed: reached(curve, axis, budgets[seed]) for seed, curve in by_seed.items() if seed in budgets}
-        for method, by_seed in curves.items()
-    }
-    return {method: by_seed for method, by_seed in found.items() if by_seed}
+def spent(curves: Curves, method: str, axis: str) -> float:
+    """Return what the method spends in all its rounds, relative to the base, as a mean over the seeds."""
+    own, base = curves[method], curves[BASE]
+    return mean(float(own[seed][-1][axis]) / float(base[seed][-1][axis]) for seed in own.keys() & base.keys())
 
 
 def by_cost(rows: Sequence[Row], study: str) -> dict[str, Reached]:
@@ -87,12 +77,14 @@ def by_cost(rows: Sequence[Row], study: str) -> dict[str, Reached]:
     curves = {method: by_seed for method, by_seed in curves_of(rows, study).items() if method in METHODS}
     if BASE not in curves:
         return {}
-    found = {axis: at_equal_cost(curves, axis) for axis in BUDGETS}
-    if fitted := curves_of(rows, f"{study}-{FITTED}"):
-        ends = {m: {seed: float(curve[-1]["accuracy"]) for seed, curve in one.items()} for m, one in fitted.items()}
-        # a method that takes as long as the base has no other number of rounds
-        found[FITTED] = {method: {**by_seed, **ends.get(method, {})} for method, by_seed in found["time"].items()}
-    return found
+    ends = ends_of(rows)
+
+    def end(method: str, axis: str) -> dict[int, float]:
+        fits = axis == "rounds" or spent(curves, method, axis) <= SAME
+        found = ends.get(Key(study if fits else f"{study}-{axis}", method, "sync"), {})
+        return {seed: one.accuracy for seed, one in found.items()}
+
+    return {axis: {method: by_seed for method in curves if (by_seed := end(method, axis))} for axis in BUDGETS}
 
 
 def means(accuracies: Reached) -> dict[str, float]:
@@ -104,31 +96,37 @@ def difference(accuracies: Reached, first: str, second: str) -> Interval:
     return paired_interval({seed: one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())})
 
 
-def reversals(by_rounds: Reached, by_cost: Reached) -> list[Reversal]:
+def compared(by_rounds: Reached, at_cost: Reached) -> list[str]:
+    """Return the methods whose order is compared, the best at equal rounds first."""
+    both = (method for method in by_rounds if method in at_cost and method not in PERSONAL)
+    return sorted(both, key=lambda method: -mean(by_rounds[method].values()))
+
+
+def reversals(by_rounds: Reached, at_cost: Reached) -> list[Reversal]:
     """Return the pairs whose order is reversed."""
-    order = sorted(by_rounds, key=lambda method: -mean(by_rounds[method].values()))
     found = []
-    for first, second in combinations(order, 2):
-        lead, lag = (difference(accuracies, first, second) for accuracies in (by_rounds, by_cost))
+    for first, second in combinations(compared(by_rounds, at_cost), 2):
+        lead, lag = (difference(accuracies, first, second) for accuracies in (by_rounds, at_cost))
         if lead.low is not None and lead.low > 0 and lag.high is not None and lag.high < 0:
             found.append(Reversal(first, second, lead, lag))
     return found
 
 
-def tau(by_rounds: Reached, by_cost: Reached) -> float:
-    one, other = means(by_rounds), means(by_cost)
-    return float(kendalltau([one[method] for method in one], [other[method] for method in one]).statistic)
+def tau(by_rounds: Reached, at_cost: Reached) -> float:
+    one, other = means(by_rounds), means(at_cost)
+    methods = compared(by_rounds, at_cost)
+    return float(kendalltau([one[method] for method in methods], [other[method] for method in methods]).statistic)
 
 
 def order_table(title: str, by_axis: Mapping[str, Reached]) -> str:
-    """Return the accuracy and the rank of each method by what is equal, and tau below them."""
+    """Return the accuracy of each method by what is equal, and tau below them."""
     by_rounds, averages = by_axis["rounds"], {axis: means(accuracies) for axis, accuracies in by_axis.items()}
     lines = [
         f"| {title} | {' | '.join(f'equal {BUDGETS[axis]}' for axis in by_axis)} |",
         f"|---|{'---:|' * len(by_axis)}",
     ]
     for method in sorted(by_rounds, key=lambda name: -averages["rounds"][name]):
-        cells = (f"{100 * one[method]:.1f} % ({_rank(one, method)})" for one in averages.values())
+        cells = (f"{100 * one[method]:.1f} %" if method in one else "–" for one in averages.values())
         lines.append(f"| {NAMES[method]} | {' | '.join(cells)} |")
     taus = (f"{tau(by_rounds, accuracies):.2f}" for accuracies in by_axis.values())
     lines.append(f"| Kendall's tau | {' | '.join(taus)} |")
@@ -142,13 +140,9 @@ def reversal_table(title: str, by_axis: Mapping[str, Reached]) -> str:
     ]
     for axis, accuracies in by_axis.items():
         for one in reversals(by_axis["rounds"], accuracies):
-            cells = (COLUMNS[axis], NAMES[one.first], NAMES[one.second], _text(one.lead), _text(one.lag))
+            cells = (f"equal {BUDGETS[axis]}", NAMES[one.first], NAMES[one.second], _text(one.lead), _text(one.lag))
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _rank(averages: Mapping[str, float], method: str) -> int:
-    return 1 + sum(other > averages[method] for other in averages.values())
 
 
 def _text(interval: Interval) -> str:

@@ -1,10 +1,11 @@
-"""How similar the models of a run are at the end, stage by stage, as in FedIN's Figure 6 and InCo's Figure 2.
+"""How similar the models of the clients are at the end, stage by stage, as in FedIN's Figure 6.
 
     python docs/study/similarity.py gather DIR ...   # add the finished runs of these folders of studies to cka.csv
     python docs/study/similarity.py table            # the mean over seeds, from cka.csv alone
 
-The similarity is linear CKA on 256 test samples, averaged over all pairs of models: one model for each of the five
-groups or, for a method with personal models, one for each client. A run of a single model has none.
+The similarity is linear CKA on 256 test samples, averaged over all pairs of clients. Compared are the models that the
+clients sent for the last merge, which a run keeps with `evaluation.client_models: true`, or the clients' own if the
+method leaves them with some. Other runs are passed over.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from statistics import mean
 
 from claims import RUN, Row, add_rows, read_rows
 
+from fleetbed.analysis.figures.changes import files_by_round
 from fleetbed.analysis.figures.model_plots import stage_similarity
-from fleetbed.analysis.figures.nets import dataset_of, final_models
+from fleetbed.analysis.figures.nets import FinalModel, client_models, dataset_of, final_models
 from fleetbed.analysis.figures.similarity import off_diagonal_mean
-from fleetbed.analysis.tables.runs import open_runs
+from fleetbed.analysis.tables.runs import Run, open_runs
 from fleetbed.analysis.tables.series import series_of
+from fleetbed.emulator.data import Dataset
+from fleetbed.emulator.records.kept_merges import CLIENTS
 
 TABLE = Path(__file__).with_name("cka.csv")
 COLUMNS = (*RUN, "stage", "cka")
@@ -31,13 +35,19 @@ def rows_of(folder: Path) -> list[Row]:
     for series in series_of(open_runs([folder])):
         for run in (run for run in series.runs if run.finished):
             dataset = dataset_of(run)
-            models = final_models(run, dataset)
-            if len(models) < 2:
+            models = models_of_clients(run, dataset)
+            if not models:
                 continue
             for stage, matrix in stage_similarity(models, dataset).items():
                 values = (folder.name, series.method, series.policy, str(run.config.seed), stage)
                 rows.append(dict(zip(COLUMNS, (*values, f"{off_diagonal_mean(matrix):.4f}"), strict=True)))
     return rows
+
+
+def models_of_clients(run: Run, dataset: Dataset) -> list[FinalModel]:
+    if sent := files_by_round(run, CLIENTS):
+        return client_models(run, dataset, sent[max(sent)])
+    return [model for model in final_models(run, dataset) if model.client is not None]
 
 
 def means(rows: Iterable[Row]) -> dict[tuple[str, str, str], dict[str, float]]:

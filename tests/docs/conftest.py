@@ -25,3 +25,8 @@ def similarity() -> ModuleType:
 @pytest.fixture(scope="session")
 def orders() -> ModuleType:
     return import_module("orders")
+
+
+@pytest.fixture(scope="session")
+def fitted() -> ModuleType:
+    return import_module("fitted")

@@ -25,8 +25,9 @@ def test_equal_differences_decide_by_their_sign(study: ModuleType) -> None:
 
 def test_holms_correction_is_that_of_the_textbook(study: ModuleType) -> None:
     # 0.01 * 4, 0.02 * 3, then 0.03 * 2, and 0.04 * 1 may not be smaller than the one before
-    assert study.holm([0.01, 0.04, 0.03, 0.02]) == pytest.approx([0.04, 0.06, 0.06, 0.06])
-    assert study.holm([0.6, 0.9]) == [1.0, 1.0]
+    assert study.holm([0.01, 0.04, 0.03, 0.02], 4) == pytest.approx([0.04, 0.06, 0.06, 0.06])
+    assert study.holm([0.6, 0.9], 2) == [1.0, 1.0]
+    assert study.holm([0.01, 0.02], 4) == pytest.approx([0.04, 0.06])  # two more tests have not been made
 
 
 def runs(study: ModuleType, **by_method: list[float]) -> dict[Any, dict[int, Any]]:
@@ -47,6 +48,7 @@ def rows(
     ("own", "paper", "verdict"),
     [
         ([0.53, 0.54, 0.55, 0.54, 0.53], 3.0, "shown"),
+        ([0.53, 0.54, 0.55, 0.54, 0.53], 9.0, "shown, smaller"),
         ([0.50, 0.51, 0.49, 0.50, 0.50], 3.0, "refuted"),
         ([0.50, 0.56, 0.48, 0.55, 0.51], 3.0, "open"),
         ([0.47, 0.46, 0.45, 0.46, 0.47], -3.0, "shown"),
@@ -59,14 +61,18 @@ def test_a_claim_is_shown_refuted_or_open(study: ModuleType, own: list[float], p
     assert found.verdict == verdict
 
 
-def test_a_claim_without_three_pairs_is_left_out(study: ModuleType) -> None:
-    claim = study.Claim("x", "new", "old", "sync", 3.0, "a paper")
-    assert study.findings([claim], runs(study, new=[0.5, 0.6], old=[0.4, 0.5, 0.6])) == []
+def test_a_claim_without_five_pairs_is_left_out_but_counts(study: ModuleType) -> None:
+    few = study.Claim("x", "few", "old", "sync", 3.0, "a paper")
+    enough = study.Claim("x", "new", "old", "sync", 3.0, "a paper")
+    accuracies = runs(study, few=[0.5] * 4, new=[0.53, 0.54, 0.55, 0.54, 0.53], old=[0.5] * 5)
+    (alone,), (found,) = study.findings([enough], accuracies), study.findings([few, enough], accuracies)
+    assert found.claim == enough
+    assert found.p_shown == pytest.approx(2 * alone.p_shown)
 
 
 def test_a_claim_is_about_one_policy(study: ModuleType) -> None:
     claim = study.Claim("x", "new", "old", "async", 3.0, "a paper")
-    assert study.findings([claim], runs(study, new=[0.5, 0.6, 0.7], old=[0.4, 0.5, 0.6])) == []
+    assert study.findings([claim], runs(study, new=[0.5] * 5, old=[0.4] * 5)) == []
 
 
 def test_the_end_of_a_run_is_the_last_quarter(study: ModuleType) -> None:
@@ -94,12 +100,12 @@ def test_the_table_has_both_data_sets_of_a_claim_in_one_row(study: ModuleType) -
     accuracies = {
         study.Key(claim.study, method, "sync"): {seed: study.Ended(value, 0.0) for seed, value in enumerate(values)}
         for claim in claims
-        for method, values in ((claim.method, [0.53, 0.54, 0.55]), (claim.base, [0.50, 0.50, 0.50]))
+        for method, values in ((claim.method, [0.53, 0.54, 0.55, 0.54, 0.53]), (claim.base, [0.50] * 5))
     }
     both, own = study.table(study.findings(claims, accuracies)).splitlines()[2:]
-    assert both.startswith("| MOON − HeteroAvg | +3.0 | +4.0 [+1.5, +6.5] | 3 of 3 |")
-    assert both.endswith("| −1.0 | +4.0 [+1.5, +6.5] | 0 of 3 | **refuted** |")
-    assert own.startswith("| FedHe − training alone, as in its paper | +5.0 | +4.0 ")
+    assert both.startswith("| MOON − HeteroAvg | +3.0 | +3.8 [+2.8, +4.8] | 5 of 5 |")
+    assert both.endswith("| −1.0 | +3.8 [+2.8, +4.8] | 0 of 5 | **refuted** |")
+    assert own.startswith("| FedHe − training alone, divided evenly | +5.0 | +3.8 ")
     assert own.endswith("| – | – | – | – |")
 
 
