@@ -3,8 +3,8 @@
     python docs/study/fitted.py time|bytes|joules runs/11/cifar10 ...    # folders of studies
 
 A method that is just cut off there has never had the low learning rate of the last rounds. Here the rate falls after
-the same share of the rounds as in the study. The runs of FedIN for device time go to runs/11-fedin-time/cifar10-time. What
-was begun before is continued.
+the same share of the rounds as in the study. The runs of FedIN for device time go to runs/11-fedin-time/cifar10-time.
+What was begun before is continued.
 """
 
 from __future__ import annotations
