@@ -55,16 +55,17 @@ def style_of(method: str) -> dict[str, str]:
 def _slopes(axes: Axes, by_column: Mapping[str, Mapping[str, float]]) -> None:
     values = list(by_column.values())
     places = list(range(len(values)))
-    names = [name for name in METHODS if all(name in one for one in values)]
-    for name in names:
-        axes.plot(places, [one[name] for one in values], **style_of(name))
+    shown = {name: {place: values[place][name] for place in places if name in values[place]} for name in METHODS}
+    lines = {name: line for name, line in shown.items() if line}
+    for name, line in lines.items():
+        axes.plot(list(line), list(line.values()), **style_of(name))
     low, high = axes.get_ylim()
-    heights = _apart({name: values[-1][name] for name in names}, (high - low) / 17)
-    for name in names:
+    heights = _apart({name: line[max(line)] for name, line in lines.items()}, (high - low) / 17)
+    for name, line in lines.items():
         colour = style_of(name)["color"]
         axes.annotate(
             NAMES[name],
-            (places[-1], values[-1][name]),
+            (max(line), line[max(line)]),
             (places[-1] + 0.12, heights[name]),
             color=colour,
             va="center",
