@@ -147,14 +147,14 @@ def start_runs(
         check_new(out, "--out")
     check_nodes_asked(on, address, jobs)
     check_jobs(jobs, asked)
-    asked = _with_rounds(asked)
-    with _nodes(on, address, asked, search) as pool, _host_reserved(asked, search, jobs, on), _imported():
+    asked, observer = _with_rounds(asked), _observer(show)
+    with _nodes(on, address, asked, search) as pool, _host_reserved(asked, search, jobs, on, observer), _imported():
         from fleetbed.emulator.run.study import new_study
 
         folder = out or Path("runs") / f"{Path(name).stem}-{datetime.now():%Y%m%d-%H%M%S}"
         making = new_study(asked, folder, search=search, command=command, or_next=out is None, carrier=_carrier(asked))
         with making as taken, beside(taken):
-            return taken, _carry_out(taken, None, jobs, pool, _observer(show))
+            return taken, _carry_out(taken, None, jobs, pool, observer)
 
 
 def resume_runs(
@@ -174,7 +174,8 @@ def resume_runs(
     if only is not None and sets:
         raise BadInput("--set cannot be used with --only: all runs of a study have the same number of rounds.")
     check_nodes_asked(on, address, jobs)
-    with _host_reserved(_stored(folder), None, jobs, on), _imported():
+    observer = _observer(show)
+    with _host_reserved(_stored(folder), None, jobs, on, observer), _imported():
         from fleetbed.emulator.run.study import add_rounds, locate_study, open_study
 
         study, own = locate_study(folder)
@@ -186,7 +187,7 @@ def resume_runs(
             add_rounds(study, sets)
         asked = open_study(study)
         with _nodes(on, address, asked.experiment, asked.folders) as pool, beside(folder):
-            return folder, _carry_out(study, only or own, jobs, pool, _observer(show))
+            return folder, _carry_out(study, only or own, jobs, pool, observer)
 
 
 def check_jobs(jobs: int, experiment: Experiment) -> None:
@@ -310,7 +311,7 @@ def _stored(folder: Path) -> Experiment | None:
 
 @contextlib.contextmanager
 def _host_reserved(
-    asked: Experiment | None, search: Sequence[Path] | None, jobs: int, on: str | None
+    asked: Experiment | None, search: Sequence[Path] | None, jobs: int, on: str | None, observer: Observer
 ) -> Iterator[None]:
     """Block measurements of this host meanwhile, unless other processes do the work and block them.
 
@@ -334,7 +335,7 @@ def _host_reserved(
         needs_zygote = needs_zygote and can_start_zygote()
     with contextlib.ExitStack() as stack:
         if does_the_work:
-            stack.enter_context(measuring_lock.in_use())
+            stack.enter_context(measuring_lock.in_use(observer.say))
         if needs_zygote:
             stack.enter_context(zygote_started_early())
         yield

@@ -16,8 +16,8 @@ _held: list[TextIO] = []  # the open lock file, once for each context that is in
 
 
 @contextlib.contextmanager
-def in_use() -> Iterator[None]:
-    """Use the host for a run: no process measures it meanwhile."""
+def in_use(say: Callable[[str], None]) -> Iterator[None]:
+    """Use the host for a run: no process measures it meanwhile. Wait, saying so, until none does."""
     lock: TextIO
     if not _held:
         try:
@@ -26,7 +26,11 @@ def in_use() -> Iterator[None]:
         except OSError:  # then a measurement, which reports it, is not possible either
             yield
             return
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting until another process has measured this host")
+            fcntl.flock(lock, fcntl.LOCK_SH)
     else:
         lock = _held[0]
     _held.append(lock)
@@ -41,7 +45,7 @@ def in_use() -> Iterator[None]:
 @contextlib.contextmanager
 def alone(say: Callable[[str], None]) -> Iterator[None]:
     """Use the host exclusively: wait, saying so, until no other process has a run at work."""
-    with in_use():
+    with in_use(say):
         if not _held:
             yield
             return

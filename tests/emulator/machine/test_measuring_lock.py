@@ -46,17 +46,19 @@ def is_alone(path: Path) -> bool:
 
 
 def test_runs_share_the_host() -> None:
-    with another("in_use()") as other:
+    said: list[str] = []
+    with another("in_use(print)") as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "within\n"
-        with measuring_lock.in_use():
+        with measuring_lock.in_use(said.append):
             pass
         other.communicate()
+    assert said == []
 
 
 def test_who_measures_waits_for_others_and_says_so() -> None:
     said: list[str] = []
-    with another("in_use()") as other:
+    with another("in_use(print)") as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "within\n"
         threading.Timer(0.3, other.communicate).start()
@@ -67,26 +69,28 @@ def test_who_measures_waits_for_others_and_says_so() -> None:
 
 def test_it_is_alone_within_a_run_of_its_own_and_shares_again_afterwards(cache: Path) -> None:
     said: list[str] = []
-    with measuring_lock.in_use():
+    with measuring_lock.in_use(said.append):
         assert not is_alone(cache)
-        with measuring_lock.in_use(), measuring_lock.alone(said.append):
+        with measuring_lock.in_use(said.append), measuring_lock.alone(said.append):
             assert is_alone(cache)
         assert not is_alone(cache)
     assert said == []
 
 
-def test_a_run_waits_while_somebody_measures() -> None:
+def test_a_run_waits_while_somebody_measures_and_says_so() -> None:
+    said: list[str] = []
     with another("alone(print)") as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "within\n"
         threading.Timer(0.3, other.communicate).start()
-        with measuring_lock.in_use():
+        with measuring_lock.in_use(said.append):
             assert other.wait(10) == 0
+    assert said == ["waiting until another process has measured this host"]
 
 
 def test_where_no_lock_can_be_kept_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nothing")
     said: list[str] = []
-    with measuring_lock.in_use(), measuring_lock.alone(said.append):
+    with measuring_lock.in_use(said.append), measuring_lock.alone(said.append):
         pass
     assert said == []
