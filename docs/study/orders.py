@@ -2,12 +2,12 @@
 
     python docs/study/orders.py    # the tables, from curves.csv alone
 
-The cost is what HeteroAvg spends in all its rounds. For a method that spends more, fitted.py has made runs of their own
-with as many rounds as fit; a method that spends less is taken at its end. Accuracies are means over the last quarter of
-the rounds, as for the claims. Kendall's tau compares the order by the means with that at equal rounds. A pair is
-*reversed* if one method is better at equal rounds and the other at equal cost, and both 95 % intervals of the paired
-differences exclude 0; they are not corrected for the number of pairs. FedHe and training alone have personal models,
-which is another task, so that they are in no pair.
+The cost is what HeteroAvg spends in all its rounds. For a method that spends more or less in as many, fitted.py has
+made runs of their own with as many rounds as fit. Without those a method that spends less is taken at its end.
+Accuracies are means over the last quarter of the rounds, as for the claims. Kendall's tau compares the order by the
+means with that at equal rounds. A pair is *reversed* if one method is better at equal rounds and the other at equal
+cost, and both 95 % intervals of the paired differences exclude 0; they are not corrected for the number of pairs. FedHe
+and training alone have personal models, which is another task, so that they are in no pair.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ METHODS = (
     "private",
 )
 PERSONAL = ("fedhe", "private")
-SAME = 1.02  # a method that spends at most so much more than HeteroAvg spends the same
+SAME = 1.02  # who spends at most so many times as much as the other spends the same
 
 Curves = dict[str, dict[int, list[Row]]]  # by method and seed, in the order of the rounds
 Reached = dict[str, dict[int, float]]  # accuracies by method and seed
@@ -72,6 +72,10 @@ def spent(curves: Curves, method: str, axis: str) -> float:
     return mean(float(own[seed][-1][axis]) / float(base[seed][-1][axis]) for seed in own.keys() & base.keys())
 
 
+def same(share: float) -> bool:
+    return 1 / SAME <= share <= SAME
+
+
 def by_cost(rows: Sequence[Row], study: str) -> dict[str, Reached]:
     """Return what each method has reached at each kind of equal cost; nothing if the base has no runs."""
     curves = {method: by_seed for method, by_seed in curves_of(rows, study).items() if method in METHODS}
@@ -80,8 +84,9 @@ def by_cost(rows: Sequence[Row], study: str) -> dict[str, Reached]:
     ends = ends_of(rows)
 
     def end(method: str, axis: str) -> dict[int, float]:
-        fits = axis == "rounds" or spent(curves, method, axis) <= SAME
-        found = ends.get(Key(study if fits else f"{study}-{axis}", method, "sync"), {})
+        whole, fitted = (ends.get(Key(name, method, "sync"), {}) for name in (study, f"{study}-{axis}"))
+        share = 1.0 if axis == "rounds" else spent(curves, method, axis)
+        found = whole if same(share) or (share < 1 and not fitted) else fitted
         return {seed: one.accuracy for seed, one in found.items()}
 
     return {axis: {method: by_seed for method in curves if (by_seed := end(method, axis))} for axis in BUDGETS}

@@ -1,4 +1,4 @@
-"""Checks the shorter runs of the study: their rounds and when their learning rate falls."""
+"""Checks the runs of the study that fit into a budget: their rounds and when their learning rate falls."""
 
 from __future__ import annotations
 
@@ -18,3 +18,7 @@ def test_the_rate_falls_after_the_same_share_of_the_rounds(fitted: ModuleType) -
     assert half.algorithms == (algorithm,)
     assert half.evaluation.every == 1
     assert half.seeds == whole.seeds
+
+
+def test_as_many_rounds_as_fit_are_made_but_not_without_end(fitted: ModuleType) -> None:
+    assert [fitted.rounds_that_fit(24, share) for share in (2.0, 1.5, 0.5, 0.1)] == [12, 16, 48, 192]

@@ -28,6 +28,17 @@ def test_a_method_that_spends_more_is_judged_by_the_runs_that_fit(orders: Module
     assert orders.by_cost(rows, "y") == {}
 
 
+def test_a_method_that_spends_less_goes_on_if_there_are_runs_for_it(orders: ModuleType) -> None:
+    rows = [
+        *run("x", "heteroavg", 1, (0, 0, 0.1), (8, 100, 0.5)),
+        *run("x", "moon", 1, (0, 0, 0.1), (8, 99, 0.6)),  # spends the same
+        *run("x", "heterofl", 1, (0, 0, 0.1), (8, 10, 0.2)),
+        *run("x-time", "heterofl", 1, (0, 0, 0.1), (64, 80, 0.4)),
+    ]
+    found = orders.by_cost(rows, "x")
+    assert found["time"] == {"heteroavg": {1: 0.5}, "moon": {1: 0.6}, "heterofl": {1: 0.4}}
+
+
 def test_only_pairs_that_are_sure_on_both_sides_are_reversed(orders: ModuleType) -> None:
     by_rounds = {
         "fedin": {1: 0.70, 2: 0.71, 3: 0.70},
