@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import claims
 import matplotlib as mpl
@@ -42,7 +43,7 @@ def percent(shares: Mapping[str, float]) -> dict[str, float]:
     return {name: 100 * share for name, share in shares.items()}
 
 
-def style_of(method: str) -> dict[str, str]:
+def style_of(method: str) -> dict[str, Any]:
     """Return colour, marker and line, the same in every panel; dashed if clients have models of their own."""
     number = METHODS.index(method)
     return {

@@ -30,3 +30,8 @@ def orders() -> ModuleType:
 @pytest.fixture(scope="session")
 def fitted() -> ModuleType:
     return import_module("fitted")
+
+
+@pytest.fixture(scope="session")
+def tried() -> ModuleType:
+    return import_module("tried")
