@@ -1,7 +1,7 @@
 """Draws the figures of the study from curves.csv and cka.csv:  python docs/study/figures.py
 
-order.png       what each method has reached when it has spent what HeteroAvg spends in all its rounds: as many
-                rounds, as much device time, as many bytes, as many joules
+order.png       how far each method is above HeteroAvg when it has spent what HeteroAvg spends in all its rounds: as
+                many rounds, as much device time, as many bytes, as many joules
 policies.png    accuracy against device time under each policy, for the methods of the four papers
 similarity.png  CKA between the final models by stage
 """
@@ -33,14 +33,14 @@ def order_figure(rows: Sequence[Row]) -> Figure:
     with mpl.rc_context(RC):
         figure, grid = new_figure(7.4, 3.6 * len(costs) + 0.2, nrows=len(costs), squeeze=False)
         for (axes,), (study, by_axis) in zip(grid, costs.items(), strict=True):
-            _slopes(axes, {f"equal {BUDGETS[axis]}": percent(means(one)) for axis, one in by_axis.items()})
-            axes.set_title(TITLES[study])
-            axes.set_ylabel("Accuracy, %")
+            _slopes(axes, {f"equal {BUDGETS[axis]}": above_base(means(one)) for axis, one in by_axis.items()})
+            axes.set_title(f"{TITLES[study]} (HeteroAvg: {100 * means(by_axis['rounds'])[BASE]:.1f} %)")
+            axes.set_ylabel("Accuracy minus HeteroAvg's, points")
     return figure
 
 
-def percent(shares: Mapping[str, float]) -> dict[str, float]:
-    return {name: 100 * share for name, share in shares.items()}
+def above_base(shares: Mapping[str, float]) -> dict[str, float]:
+    return {name: 100 * (share - shares[BASE]) for name, share in shares.items()}
 
 
 def style_of(method: str) -> dict[str, Any]:
@@ -88,16 +88,20 @@ def _apart(heights: Mapping[str, float], least: float) -> dict[str, float]:
 
 
 def policies_figure(rows: Sequence[Row]) -> Figure:
-    """Draw the mean over the seeds against the mean device time of the same evaluation."""
+    """Draw the mean over the seeds that all policies have against the mean device time of the same evaluation."""
     by_policy = {"sync": curves_of(rows, "fashion")}
     for policy in ("deadline", "async", "buffered"):
         by_policy[policy] = curves_of(rows, "policies", policy) | curves_of(rows, "policies-fedhenn", policy)
+    common = {
+        method: set.intersection(*(set(curves[method]) for curves in by_policy.values() if method in curves))
+        for method in PAPERS
+    }
     with mpl.rc_context(RC):
         figure, (grid,) = new_figure(9.6, 2.7, ncols=len(PAPERS), squeeze=False)
         for axes, method in zip(grid, PAPERS, strict=True):
             for number, (policy, curves) in enumerate(by_policy.items()):
                 if method in curves:
-                    runs = list(zip(*curves[method].values(), strict=True))
+                    runs = list(zip(*(curves[method][seed] for seed in common[method]), strict=True))
                     axes.plot(
                         [mean(float(row["time"]) for row in at_once) for at_once in runs],
                         [100 * mean(float(row["accuracy"]) for row in at_once) for at_once in runs],

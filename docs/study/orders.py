@@ -3,11 +3,12 @@
     python docs/study/orders.py    # the tables, from curves.csv alone
 
 The cost is what HeteroAvg spends in all its rounds. For a method that spends more or less in as many, fitted.py has
-made runs of their own with as many rounds as fit. Without those a method that spends less is taken at its end.
-Accuracies are means over the last quarter of the rounds, as for the claims. Kendall's tau compares the order by the
-means with that at equal rounds. A pair is *reversed* if one method is better at equal rounds and the other at equal
-cost, and both 95 % intervals of the paired differences exclude 0; they are not corrected for the number of pairs. FedHe
-and training alone have personal models, which is another task, so that they are in no pair.
+made runs of their own with the number of rounds that comes closest. Without those a method that spends less is taken at
+its end. Accuracies are means over the last quarter of the rounds, as for the claims, and over the seeds that all
+methods of the column have. Kendall's tau compares the order by the means with that at equal rounds. A pair is
+*reversed* if one method is better at equal rounds and the other at equal cost, and both 95 % intervals of the paired
+differences exclude 0; they are not corrected for the number of pairs. FedHe and training alone have personal models,
+which is another task, so that they are in no pair.
 """
 
 from __future__ import annotations
@@ -89,7 +90,14 @@ def by_cost(rows: Sequence[Row], study: str) -> dict[str, Reached]:
         found = whole if same(share) or (share < 1 and not fitted) else fitted
         return {seed: one.accuracy for seed, one in found.items()}
 
-    return {axis: {method: by_seed for method in curves if (by_seed := end(method, axis))} for axis in BUDGETS}
+    reached = {axis: {method: by_seed for method in curves if (by_seed := end(method, axis))} for axis in BUDGETS}
+    return {axis: of_common_seeds(accuracies) for axis, accuracies in reached.items()}
+
+
+def of_common_seeds(accuracies: Reached) -> Reached:
+    """Return the accuracies of those seeds alone that every method has, so that means can be compared."""
+    common = set.intersection(*map(set, accuracies.values()))
+    return {method: {seed: by_seed[seed] for seed in sorted(common)} for method, by_seed in accuracies.items()}
 
 
 def means(accuracies: Reached) -> dict[str, float]:
@@ -135,6 +143,8 @@ def order_table(title: str, by_axis: Mapping[str, Reached]) -> str:
         lines.append(f"| {NAMES[method]} | {' | '.join(cells)} |")
     taus = (f"{tau(by_rounds, accuracies):.2f}" for accuracies in by_axis.values())
     lines.append(f"| Kendall's tau | {' | '.join(taus)} |")
+    seeds = (str(len(by_axis[axis][BASE])) for axis in by_axis)
+    lines.append(f"| Seeds | {' | '.join(seeds)} |")
     return "\n".join(lines)
 
 

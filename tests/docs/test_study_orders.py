@@ -39,6 +39,11 @@ def test_a_method_that_spends_less_goes_on_if_there_are_runs_for_it(orders: Modu
     assert found["time"] == {"heteroavg": {1: 0.5}, "moon": {1: 0.6}, "heterofl": {1: 0.4}}
 
 
+def test_means_are_over_the_seeds_that_all_methods_have(orders: ModuleType) -> None:
+    accuracies = {"heteroavg": {1: 0.5, 2: 0.6, 3: 0.7}, "fedin": {3: 0.4, 2: 0.4}}
+    assert orders.of_common_seeds(accuracies) == {"heteroavg": {2: 0.6, 3: 0.7}, "fedin": {2: 0.4, 3: 0.4}}
+
+
 def test_only_pairs_that_are_sure_on_both_sides_are_reversed(orders: ModuleType) -> None:
     by_rounds = {
         "fedin": {1: 0.70, 2: 0.71, 3: 0.70},
@@ -82,6 +87,7 @@ def test_the_tables_name_methods_and_budgets(orders: ModuleType) -> None:
         "| FedIN | 70.3 % | 40.3 % |",
         "| HeteroAvg | 50.0 % | 50.0 % |",
         "| Kendall's tau | 1.00 | -1.00 |",
+        "| Seeds | 3 | 3 |",
     ]
     assert orders.reversal_table("X", by_axis).splitlines()[2:] == [
         "| equal device time | FedIN | HeteroAvg | +20.3 [+18.9, +21.8] | −9.7 [−11.1, −8.2] |"
