@@ -1,4 +1,4 @@
-"""Checks the papers' claims against the study's runs, by a rule that was written down before the runs.
+"""Checks the papers' claims against the study's runs, by a rule whose tests were written down before the runs.
 
     python docs/study/claims.py gather DIR ...   # add the finished runs of these folders of studies to curves.csv
     python docs/study/claims.py accuracies       # the table of accuracies, from curves.csv alone
