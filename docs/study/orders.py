@@ -78,7 +78,7 @@ def same(share: float) -> bool:
 
 
 def by_cost(rows: Sequence[Row], study: str) -> dict[str, Reached]:
-    """Return what each method has reached at each kind of equal cost; nothing if the base has no runs."""
+    """Return what each method has reached at each kind of equal cost for which all runs are there."""
     curves = {method: by_seed for method, by_seed in curves_of(rows, study).items() if method in METHODS}
     if BASE not in curves:
         return {}
@@ -90,8 +90,8 @@ def by_cost(rows: Sequence[Row], study: str) -> dict[str, Reached]:
         found = whole if same(share) or (share < 1 and not fitted) else fitted
         return {seed: one.accuracy for seed, one in found.items()}
 
-    reached = {axis: {method: by_seed for method in curves if (by_seed := end(method, axis))} for axis in BUDGETS}
-    return {axis: of_common_seeds(accuracies) for axis, accuracies in reached.items()}
+    reached = {axis: {method: end(method, axis) for method in curves} for axis in BUDGETS}
+    return {axis: of_common_seeds(accuracies) for axis, accuracies in reached.items() if all(accuracies.values())}
 
 
 def of_common_seeds(accuracies: Reached) -> Reached:
