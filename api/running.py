@@ -147,7 +147,8 @@ def start_runs(
         check_new(out, "--out")
     check_nodes_asked(on, address, jobs)
     check_jobs(jobs, asked)
-    asked, observer = _with_rounds(asked), _observer(show)
+    asked = _with_rounds(asked)
+    observer = _observer(show)
     with _nodes(on, address, asked, search) as pool, _host_reserved(asked, search, jobs, on, observer), _imported():
         from fleetbed.emulator.run.study import new_study
 

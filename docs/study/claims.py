@@ -33,7 +33,7 @@ from typing import NamedTuple
 from scipy.special import stdtr
 
 from fleetbed.analysis.tables.curves import AXES, curve
-from fleetbed.analysis.tables.intervals import paired_interval, points
+from fleetbed.analysis.tables.intervals import Interval, paired_interval, points
 from fleetbed.analysis.tables.runs import open_runs
 from fleetbed.analysis.tables.series import series_of
 
@@ -165,9 +165,8 @@ def findings(claims: Sequence[Claim], ends: Mapping[Key, Mapping[int, Ended]]) -
     """Test every claim whose runs are there, corrected for the number of all claims."""
     tested = []
     for claim in claims:
-        own, base = (ends.get(Key(claim.study, each, claim.policy), {}) for each in (claim.method, claim.base))
-        both = sorted(own.keys() & base.keys())
-        by_seed = {seed: 100 * (own[seed].accuracy - base[seed].accuracy) for seed in both}
+        own, base = (Key(claim.study, each, claim.policy) for each in (claim.method, claim.base))
+        by_seed = {seed: 100 * value for seed, value in differences(ends, own, base).items()}
         if len(by_seed) >= SEEDS:
             sign = 1 if claim.paper_points >= 0 else -1
             turned = [sign * value for value in by_seed.values()]
@@ -177,6 +176,12 @@ def findings(claims: Sequence[Claim], ends: Mapping[Key, Mapping[int, Ended]]) -
     shown = holm([one.p_shown for one in tested], len(claims))
     refuted = holm([one.p_refuted for one in tested], len(claims))
     return [one._replace(p_shown=a, p_refuted=b) for one, a, b in zip(tested, shown, refuted, strict=True)]
+
+
+def differences(ends: Mapping[Key, Mapping[int, Ended]], method: Key, base: Key) -> dict[int, float]:
+    """Return by how much the method is more accurate than the base, for each seed that both have."""
+    own, other = ends.get(method, {}), ends.get(base, {})
+    return {seed: own[seed].accuracy - other[seed].accuracy for seed in sorted(own.keys() & other.keys())}
 
 
 def p_greater(values: Sequence[float]) -> float:
@@ -216,15 +221,19 @@ def table(found: Iterable[Finding]) -> str:
 
 def _cells(one: Finding) -> tuple[str, str, str, str]:
     interval = paired_interval({seed: value / 100 for seed, value in one.by_seed.items()})
-    assert interval.low is not None  # there are SEEDS pairs
-    assert interval.high is not None
     won = sum((value > 0) == (one.claim.paper_points >= 0) for value in one.by_seed.values())
     return (
         points(one.claim.paper_points / 100),
-        f"{points(interval.mean)} [{points(interval.low)}, {points(interval.high)}]",
+        interval_text(interval),
         f"{won} of {len(one.by_seed)}",
         one.verdict if one.verdict == "open" else f"**{one.verdict}**",
     )
+
+
+def interval_text(interval: Interval) -> str:
+    assert interval.low is not None  # there are enough pairs
+    assert interval.high is not None
+    return f"{points(interval.mean)} [{points(interval.low)}, {points(interval.high)}]"
 
 
 def accuracies(ends: Mapping[Key, Mapping[int, Ended]]) -> str:

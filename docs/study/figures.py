@@ -54,19 +54,18 @@ def style_of(method: str) -> dict[str, Any]:
 
 
 def _slopes(axes: Axes, by_column: Mapping[str, Mapping[str, float]]) -> None:
-    values = list(by_column.values())
-    places = list(range(len(values)))
-    shown = {name: {place: values[place][name] for place in places if name in values[place]} for name in METHODS}
-    lines = {name: line for name, line in shown.items() if line}
+    columns = list(by_column.values())
+    places = range(len(columns))
+    lines = {name: [column[name] for column in columns] for name in METHODS if name in columns[0]}
     for name, line in lines.items():
-        axes.plot(list(line), list(line.values()), **style_of(name))
+        axes.plot(places, line, **style_of(name))
     low, high = axes.get_ylim()
-    heights = _apart({name: line[max(line)] for name, line in lines.items()}, (high - low) / 17)
+    heights = _apart({name: line[-1] for name, line in lines.items()}, (high - low) / 17)
     for name, line in lines.items():
         colour = style_of(name)["color"]
         axes.annotate(
             NAMES[name],
-            (max(line), line[max(line)]),
+            (places[-1], line[-1]),
             (places[-1] + 0.12, heights[name]),
             color=colour,
             va="center",

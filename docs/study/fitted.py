@@ -26,7 +26,7 @@ MOST = 8
 
 
 def rounds_that_fit(rounds: int, share: float) -> int:
-    """Return how many rounds a method may make that spends this share of the base in so many."""
+    """Return with how many rounds a method comes closest to the base, of which it spends this share in so many."""
     return min(round(rounds / share), MOST * rounds)
 
 

@@ -18,10 +18,10 @@ from itertools import combinations
 from statistics import mean
 from typing import NamedTuple
 
-from claims import CURVES, NAMES, Key, Row, ends_of, read_rows
+from claims import CURVES, NAMES, Key, Row, ends_of, interval_text, read_rows
 from scipy.stats import kendalltau
 
-from fleetbed.analysis.tables.intervals import Interval, paired_interval, points
+from fleetbed.analysis.tables.intervals import Interval, paired_interval
 
 BASE = "heteroavg"
 BUDGETS = {"rounds": "rounds", "time": "device time", "bytes": "bytes", "joules": "energy"}
@@ -91,7 +91,8 @@ def by_cost(rows: Sequence[Row], study: str) -> dict[str, Reached]:
         return {seed: one.accuracy for seed, one in found.items()}
 
     reached = {axis: {method: end(method, axis) for method in curves} for axis in BUDGETS}
-    return {axis: of_common_seeds(accuracies) for axis, accuracies in reached.items() if all(accuracies.values())}
+    common = {axis: of_common_seeds(accuracies) for axis, accuracies in reached.items()}
+    return {axis: accuracies for axis, accuracies in common.items() if all(accuracies.values())}
 
 
 def of_common_seeds(accuracies: Reached) -> Reached:
@@ -109,16 +110,16 @@ def difference(accuracies: Reached, first: str, second: str) -> Interval:
     return paired_interval({seed: one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())})
 
 
-def compared(by_rounds: Reached, at_cost: Reached) -> list[str]:
-    """Return the methods whose order is compared, the best at equal rounds first."""
-    both = (method for method in by_rounds if method in at_cost and method not in PERSONAL)
-    return sorted(both, key=lambda method: -mean(by_rounds[method].values()))
+def compared(by_rounds: Reached) -> list[str]:
+    """Return the methods whose order is compared, the best first."""
+    shared = (method for method in by_rounds if method not in PERSONAL)
+    return sorted(shared, key=lambda method: -mean(by_rounds[method].values()))
 
 
 def reversals(by_rounds: Reached, at_cost: Reached) -> list[Reversal]:
     """Return the pairs whose order is reversed."""
     found = []
-    for first, second in combinations(compared(by_rounds, at_cost), 2):
+    for first, second in combinations(compared(by_rounds), 2):
         lead, lag = (difference(accuracies, first, second) for accuracies in (by_rounds, at_cost))
         if lead.low is not None and lead.low > 0 and lag.high is not None and lag.high < 0:
             found.append(Reversal(first, second, lead, lag))
@@ -127,7 +128,7 @@ def reversals(by_rounds: Reached, at_cost: Reached) -> list[Reversal]:
 
 def tau(by_rounds: Reached, at_cost: Reached) -> float:
     one, other = means(by_rounds), means(at_cost)
-    methods = compared(by_rounds, at_cost)
+    methods = compared(by_rounds)
     return float(kendalltau([one[method] for method in methods], [other[method] for method in methods]).statistic)
 
 
@@ -139,11 +140,11 @@ def order_table(title: str, by_axis: Mapping[str, Reached]) -> str:
         f"|---|{'---:|' * len(by_axis)}",
     ]
     for method in sorted(by_rounds, key=lambda name: -averages["rounds"][name]):
-        cells = (f"{100 * one[method]:.1f} %" if method in one else "–" for one in averages.values())
+        cells = (f"{100 * one[method]:.1f} %" for one in averages.values())
         lines.append(f"| {NAMES[method]} | {' | '.join(cells)} |")
     taus = (f"{tau(by_rounds, accuracies):.2f}" for accuracies in by_axis.values())
     lines.append(f"| Kendall's tau | {' | '.join(taus)} |")
-    seeds = (str(len(by_axis[axis][BASE])) for axis in by_axis)
+    seeds = (str(len(accuracies[BASE])) for accuracies in by_axis.values())
     lines.append(f"| Seeds | {' | '.join(seeds)} |")
     return "\n".join(lines)
 
@@ -155,15 +156,9 @@ def reversal_table(title: str, by_axis: Mapping[str, Reached]) -> str:
     ]
     for axis, accuracies in by_axis.items():
         for one in reversals(by_axis["rounds"], accuracies):
-            cells = (f"equal {BUDGETS[axis]}", NAMES[one.first], NAMES[one.second], _text(one.lead), _text(one.lag))
-            lines.append(f"| {' | '.join(cells)} |")
+            names, found = (NAMES[one.first], NAMES[one.second]), (interval_text(one.lead), interval_text(one.lag))
+            lines.append(f"| {' | '.join((f'equal {BUDGETS[axis]}', *names, *found))} |")
     return "\n".join(lines)
-
-
-def _text(interval: Interval) -> str:
-    assert interval.low is not None  # only such pairs are reversed
-    assert interval.high is not None
-    return f"{points(interval.mean)} [{points(interval.low)}, {points(interval.high)}]"
 
 
 def main() -> None:

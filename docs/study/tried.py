@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from claims import CURVES, Ended, Key, Row, ends_of, read_rows
+from claims import CURVES, Ended, Key, Row, differences, ends_of, read_rows
 
 from fleetbed.analysis.tables.intervals import Interval, difference_text, paired_interval
 
@@ -17,9 +17,7 @@ TRIED = Path(__file__).with_name("tried.csv")
 
 def difference(row: Row, ends: Mapping[Key, Mapping[int, Ended]]) -> Interval | None:
     """Return the paired difference of the two methods; None if they have no seed in common."""
-    own = ends.get(Key(row["study"], row["method"], "sync"), {})
-    base = ends.get(Key(row["base_study"], row["base"], "sync"), {})
-    by_seed = {seed: own[seed].accuracy - base[seed].accuracy for seed in sorted(own.keys() & base.keys())}
+    by_seed = differences(ends, Key(row["study"], row["method"], "sync"), Key(row["base_study"], row["base"], "sync"))
     return paired_interval(by_seed) if by_seed else None
 
 

@@ -26,11 +26,7 @@ def in_use(say: Callable[[str], None]) -> Iterator[None]:
         except OSError:  # then a measurement, which reports it, is not possible either
             yield
             return
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("waiting until another process has measured this host")
-            fcntl.flock(lock, fcntl.LOCK_SH)
+        _take(lock, fcntl.LOCK_SH, say, "waiting until another process has measured this host")
     else:
         lock = _held[0]
     _held.append(lock)
@@ -50,12 +46,17 @@ def alone(say: Callable[[str], None]) -> Iterator[None]:
             yield
             return
         lock = _held[0]
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("something has to be measured: waiting until no other run uses this host")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        _take(lock, fcntl.LOCK_EX, say, "something has to be measured: waiting until no other run uses this host")
         try:
             yield
         finally:
             fcntl.flock(lock, fcntl.LOCK_SH)
+
+
+def _take(lock: TextIO, kind: int, say: Callable[[str], None], why: str) -> None:
+    """Take the lock; if that means to wait, say why first."""
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say(why)
+        fcntl.flock(lock, kind)

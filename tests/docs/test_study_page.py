@@ -31,7 +31,7 @@ def test_what_was_tried_is_as_the_script_has_it(study: ModuleType, tried: Module
 
 
 def test_the_curves_of_heteroavg_are_flat(study: ModuleType) -> None:
-    """The issue of any refuted difference would be open if its runs ended on the steep part."""
+    """A missing gain refutes nothing where the runs end on the steep part of their curves."""
     ends = study.ends_of(study.read_rows(study.CURVES))
     for data in ("cifar10", "fashion"):
         gains = [100 * one.gain for one in ends[study.Key(data, "heteroavg", "sync")].values()]
