@@ -1,10 +1,11 @@
 """Runs each method for as many rounds as fit into what HeteroAvg spends in all its rounds, at most MOST times as many.
 
-    python docs/study/fitted.py time|bytes|joules runs/11/cifar10 ...    # folders of studies
+    python docs/study/fitted.py time|bytes|joules cifar10|fashion SEED [KEY=VALUE ...]    # what --set would take
 
-A method that is just cut off there has never had the low learning rate of the last rounds, and one that spends less
-could go on. Here the rate falls after the same share of the rounds as in the study. The runs of FedIN for device time
-go to runs/11-fedin-time/cifar10-time. What was begun before is continued.
+What a method spends is in curves.csv, from the study's runs with this seed. A method that is just cut off there has
+never had the low learning rate of the last rounds, and one that spends less could go on. Here the rate falls after the
+same share of the rounds as in the study. The runs of FedIN for device time on CIFAR-10 go to
+runs/11-fedin-time/cifar10-time. What was begun before is continued.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from claims import rows_of
-from orders import BASE, BUDGETS, METHODS, PERSONAL, curves_of, same, spent
+from claims import CURVES, read_rows
+from orders import BASE, BUDGETS, METHODS, PERSONAL, TITLES, curves_of, same, spent
 
 import fleetbed
-from fleetbed.emulator.records.study_file import STUDY, parse_study
 from fleetbed.profiles.experiment import AlgorithmChoice, Experiment
+from fleetbed.profiles.resolve import load_experiment
 
 EVALUATIONS = 8
 MOST = 8
@@ -45,12 +46,12 @@ def fitted(experiment: Experiment, algorithm: AlgorithmChoice, rounds: int) -> E
     )
 
 
-def run_all(axis: str, folder: Path) -> None:
-    experiment = parse_study((folder / STUDY).read_bytes(), folder / STUDY).experiment
-    curves = curves_of(rows_of(folder), folder.name)
-    choices = {choice.title: choice for choice in experiment.algorithms}
-    for method in (name for name in METHODS if name in curves and name not in (BASE, *PERSONAL)):
-        out = folder.parent.with_name(f"{folder.parent.name}-{method}-{axis}") / f"{folder.name}-{axis}"
+def run_all(axis: str, study: str, seed: str, sets: Sequence[str]) -> None:
+    experiment = load_experiment(f"claims-{study}-small", sets=[f"seeds=[{seed}]", *sets])
+    curves = curves_of((row for row in read_rows(CURVES) if row["seed"] == seed), study)
+    choices = {choice.title: choice for choice in experiment.algorithms if choice.title in curves}
+    for method in (name for name in METHODS if name in choices and name not in (BASE, *PERSONAL)):
+        out = Path("runs", f"{seed}-{method}-{axis}", f"{study}-{axis}")
         if out.exists():
             fleetbed.run(resume=out)
         elif not same(share := spent(curves, method, axis)):
@@ -60,9 +61,8 @@ def run_all(axis: str, folder: Path) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     match arguments:
-        case [axis, _, *_] if axis in BUDGETS:
-            for folder in arguments[1:]:
-                run_all(axis, Path(folder))
+        case [axis, study, seed, *sets] if axis in BUDGETS and study in TITLES:
+            run_all(axis, study, seed, sets)
         case _:
             sys.exit(__doc__)
 
