@@ -10,11 +10,12 @@ import msgspec
 import typer
 
 from fleetbed.cli.common import AsJson, ProfileFolders, complain, print_json, print_table
+from fleetbed.profiles.checks.provenance import without_provenance
 from fleetbed.profiles.errors import BadInput, nearest
 from fleetbed.profiles.experiment import Experiment, runs
 from fleetbed.profiles.files import show_path, user_path
 from fleetbed.profiles.fleet import sizes
-from fleetbed.profiles.loading import TYPES, Kind, without_provenance
+from fleetbed.profiles.loading import TYPES, Kind
 from fleetbed.profiles.mistakes import Mistakes, check_references, read_on
 from fleetbed.profiles.rates import rates_of, rates_provenance
 from fleetbed.profiles.resolve import (

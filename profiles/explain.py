@@ -1,9 +1,9 @@
-"""Turns msgspec's validation error into one sentence: which key, what was found, what is allowed, what to do."""
+"""Converts plain mappings to types. A mistake is one sentence: the key, what was found, what is allowed, what to do."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -11,6 +11,8 @@ from msgspec import inspect
 from fleetbed.profiles.errors import BadInput, nearest
 from fleetbed.profiles.older import advice
 from fleetbed.profiles.yaml_text import QUOTE, shorten
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<key>key` in `)?\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[(\d+|\.\.\.)\]")
@@ -27,6 +29,14 @@ _UNITS = {
     "wh": "watt-hours",
     "bytes": "bytes",
 }
+
+
+def convert(tree: dict[str, Any], type_: type[S], where: str, prefix: str = "") -> S:
+    """Convert a plain mapping to a structure whose values are valid one by one."""
+    try:
+        return msgspec.convert(tree, type_)
+    except msgspec.ValidationError as error:
+        raise explain(error, tree, type_, where, prefix) from None
 
 
 def explain(error: msgspec.ValidationError, tree: Any, type_: Any, where: str, prefix: str = "") -> BadInput:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from fleetbed.profiles.checks.provenance import without_provenance
 from fleetbed.profiles.errors import BadInput, nearest
 from fleetbed.profiles.experiment import Experiment
-from fleetbed.profiles.loading import decode, without_provenance
+from fleetbed.profiles.loading import decode
 from fleetbed.profiles.settings import apply_settings
 from fleetbed.profiles.types import Device, Fleet, Link, Profile
 

@@ -13,7 +13,8 @@ from fleetbed.profiles import (
     load_fleet,
     load_link,
 )
-from fleetbed.profiles.loading import TYPES, Kind, without_provenance
+from fleetbed.profiles.checks.provenance import without_provenance
+from fleetbed.profiles.loading import TYPES, Kind
 from fleetbed.profiles.resolve import FOLDERS, shipped
 from fleetbed.schema import json_schema, schema_text
 

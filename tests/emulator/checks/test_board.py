@@ -7,7 +7,8 @@ import pytest
 from fleetbed.emulator.checks import board
 from fleetbed.emulator.checks.class_rates import ClassTimes, TrainingStep
 from fleetbed.emulator.machine import host
-from fleetbed.profiles.loading import read_profile, without_provenance
+from fleetbed.profiles.checks.provenance import without_provenance
+from fleetbed.profiles.loading import read_profile
 from fleetbed.profiles.types import Device, Rates
 
 MIB = 2**20
