@@ -32,7 +32,6 @@ COLUMNS = (*RUN, "stage", "cka")
 
 def rows_of(folder: Path) -> list[Row]:
     rows: list[Row] = []
-    study = folder.name.removesuffix("-clients")  # runs of the same study that kept the models of the clients
     for series in series_of(open_runs([folder])):
         for run in (run for run in series.runs if run.finished):
             dataset = dataset_of(run)
@@ -40,7 +39,7 @@ def rows_of(folder: Path) -> list[Row]:
             if not models:
                 continue
             for stage, matrix in stage_similarity(models, dataset).items():
-                values = (study, series.method, series.policy, str(run.config.seed), stage)
+                values = (folder.name, series.method, series.policy, str(run.config.seed), stage)
                 rows.append(dict(zip(COLUMNS, (*values, f"{off_diagonal_mean(matrix):.4f}"), strict=True)))
     return rows
 
