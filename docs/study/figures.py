@@ -15,6 +15,7 @@ from typing import Any
 
 import claims
 import matplotlib as mpl
+import policies
 import similarity
 from claims import NAMES, Row
 from matplotlib.axes import Axes
@@ -25,7 +26,6 @@ from fleetbed.analysis.figures.curve_plots import new_figure
 from fleetbed.analysis.figures.style import COLOURS, DASHES, MARKERS, RC
 
 HERE = Path(__file__).parent
-PAPERS = ("heteroavg", "fedin", "inco-heteroavg", "fedhe", "fedhenn")
 
 
 def order_figure(rows: Sequence[Row]) -> Figure:
@@ -88,16 +88,17 @@ def _apart(heights: Mapping[str, float], least: float) -> dict[str, float]:
 
 def policies_figure(rows: Sequence[Row]) -> Figure:
     """Draw the mean over the seeds that all policies have against the mean device time of the same evaluation."""
-    by_policy = {"sync": curves_of(rows, "fashion")}
-    for policy in ("deadline", "async", "buffered"):
-        by_policy[policy] = curves_of(rows, "policies", policy) | curves_of(rows, "policies-fedhenn", policy)
+    by_policy = {"sync": curves_of(rows, policies.SYNC)}
+    for policy in policies.POLICIES:
+        studies = dict.fromkeys(policies.STUDIES.values())
+        by_policy[policy] = {name: one for study in studies for name, one in curves_of(rows, study, policy).items()}
     common = {
         method: set.intersection(*(set(curves[method]) for curves in by_policy.values() if method in curves))
-        for method in PAPERS
+        for method in policies.STUDIES
     }
     with mpl.rc_context(RC):
-        figure, (grid,) = new_figure(9.6, 2.7, ncols=len(PAPERS), squeeze=False)
-        for axes, method in zip(grid, PAPERS, strict=True):
+        figure, (grid,) = new_figure(9.6, 2.7, ncols=len(policies.STUDIES), squeeze=False)
+        for axes, method in zip(grid, policies.STUDIES, strict=True):
             for number, (policy, curves) in enumerate(by_policy.items()):
                 if method in curves:
                     runs = list(zip(*(curves[method][seed] for seed in common[method]), strict=True))

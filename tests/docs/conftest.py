@@ -35,3 +35,8 @@ def fitted() -> ModuleType:
 @pytest.fixture(scope="session")
 def tried() -> ModuleType:
     return import_module("tried")
+
+
+@pytest.fixture(scope="session")
+def policies() -> ModuleType:
+    return import_module("policies")
