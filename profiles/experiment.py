@@ -64,7 +64,7 @@ class Partition(Profile, frozen=True, kw_only=True):
 
 
 class Data(Profile, frozen=True, kw_only=True):
-    """The data set. `name` is one of `fleetbed data list`, whose files are in `root`, or the path of an .npz."""
+    """The data set. `name` is one of `fleetbed data list`, whose files are in `root`, or a path."""
 
     name: str = "fashion-mini"
     root: str | None = None
