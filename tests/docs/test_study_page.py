@@ -22,12 +22,19 @@ def test_the_verdicts_are_those_of_the_rule(study: ModuleType, page: str) -> Non
     assert study.table(found) in page
     verdicts = Counter(one.verdict for one in found)
     shown = verdicts["shown"] + verdicts["shown, smaller"]
-    counts = f"{shown} differences are shown ({verdicts['shown, smaller']} of them smaller than in the paper)"
+    counts = (
+        f"{shown} of the {len(found)} claims are shown ({verdicts['shown, smaller']} of them smaller than in the paper)"
+    )
     assert f"{counts}, {verdicts['refuted']} are refuted and {verdicts['open']} are open" in " ".join(page.split())
 
 
 def test_what_was_tried_is_as_the_script_has_it(study: ModuleType, tried: ModuleType, page: str) -> None:
     assert tried.table(study.read_rows(tried.TRIED), study.ends_of(study.read_rows(study.CURVES))) in page
+
+
+def test_the_table_of_the_policies_is_as_the_script_has_it(study: ModuleType, policies: ModuleType, page: str) -> None:
+    rows = study.read_rows(study.CURVES)
+    assert policies.table(study.ends_of(rows), policies.ends_at(rows)) in page
 
 
 def test_the_curves_of_heteroavg_are_flat(study: ModuleType) -> None:
