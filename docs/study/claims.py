@@ -225,7 +225,7 @@ def _cells(one: Finding) -> tuple[str, str, str, str]:
     return (
         points(one.claim.paper_points / 100),
         interval_text(interval),
-        f"{won} of {len(one.by_seed)}",
+        f"{won}/{len(one.by_seed)}",
         one.verdict if one.verdict == "open" else f"**{one.verdict}**",
     )
 

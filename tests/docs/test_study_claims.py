@@ -103,8 +103,8 @@ def test_the_table_has_both_data_sets_of_a_claim_in_one_row(study: ModuleType) -
         for method, values in ((claim.method, [0.53, 0.54, 0.55, 0.54, 0.53]), (claim.base, [0.50] * 5))
     }
     both, own = study.table(study.findings(claims, accuracies)).splitlines()[2:]
-    assert both.startswith("| MOON − HeteroAvg | +3.0 | +3.8 [+2.8, +4.8] | 5 of 5 |")
-    assert both.endswith("| −1.0 | +3.8 [+2.8, +4.8] | 0 of 5 | **refuted** |")
+    assert both.startswith("| MOON − HeteroAvg | +3.0 | +3.8 [+2.8, +4.8] | 5/5 |")
+    assert both.endswith("| −1.0 | +3.8 [+2.8, +4.8] | 0/5 | **refuted** |")
     assert own.startswith("| FedHe − training alone, divided evenly | +5.0 | +3.8 ")
     assert own.endswith("| – | – | – | – |")
 
