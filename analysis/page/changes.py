@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetbed.analysis.tables.runs import DATABASE, Run, find_runs, open_run
+from fleetbed.analysis.tables.runs import DATABASE, Run, RunNotStarted, find_runs, open_run
 from fleetbed.emulator.records.study_file import STUDY
 from fleetbed.profiles.errors import BadInput
 
@@ -24,7 +25,8 @@ class ChangingRuns:
         self._marks: dict[Path, Any] = {}  # what the files of each run looked like
         self._next_s = 0.0
         for folder in self._found():  # what cannot be read at the start is the user's mistake
-            open_run(folder)
+            with contextlib.suppress(RunNotStarted):  # unless its run is just about to begin
+                open_run(folder)
 
     def refresh(self, *, now: bool = False) -> bool:
         """Read what has changed, unless the last reading was a moment ago; return whether anything had."""

@@ -137,6 +137,19 @@ def test_a_study_whose_runs_have_not_begun(tmp_path: Path) -> None:
     assert "Waiting for the first run" in watched.page()
 
 
+def test_a_run_that_is_just_being_created_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run --watch` starts both at once, so the page may find the records before the run has written to them."""
+    monkeypatch.setattr(changes, "LEAST_S", 0.0)
+    monkeypatch.setattr(changes, "SHARE", 0)
+    records = write_run(tmp_path, rounds=1) / "run.sqlite"
+    written = records.read_bytes()
+    records.write_bytes(b"")
+    watched = Watched([tmp_path])
+    assert "recorded nothing yet" in watched.state(None)["now"][0]["state"]
+    records.write_bytes(written)
+    assert watched.state(None)["now"][0]["state"] == "done"
+
+
 def test_bad_input_is_one_sentence(tmp_path: Path, server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput, match=r"no run, there is no run\.sqlite"):
