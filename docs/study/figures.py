@@ -60,7 +60,7 @@ def _slopes(axes: Axes, by_column: Mapping[str, Mapping[str, float]]) -> None:
     for name, line in lines.items():
         axes.plot(places, line, **style_of(name))
     low, high = axes.get_ylim()
-    heights = _apart({name: line[-1] for name, line in lines.items()}, (high - low) / 17)
+    heights = _apart({name: line[-1] for name, line in lines.items()}, (high - low) / 21)
     for name, line in lines.items():
         colour = style_of(name)["color"]
         axes.annotate(
