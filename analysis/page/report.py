@@ -20,8 +20,12 @@ from fleetbed.analysis.tables.runs import Run
 from fleetbed.analysis.tables.series import Series, runs_of, series_of
 from fleetbed.analysis.tables.stragglers import round_costs
 from fleetbed.analysis.tables.writing import csv_text, writable
+from fleetbed.emulator.wire.storage import write_atomically
+from fleetbed.profiles.errors import BadInput
 from fleetbed.profiles.files import title_of
 from fleetbed.profiles.yaml_text import plain
+
+PAGE_START = b"<!doctype html>"
 
 
 def write_report(
@@ -30,8 +34,21 @@ def write_report(
     """Write the report; return all files, the page first."""
     comparison = side_by_side(runs, base, targets, series)
     with writable(out.parent):
-        out.write_text(page(comparison), encoding="utf-8")
+        _check_page(out)
+        html = page(comparison)
+        write_atomically(out, lambda part: part.write_text(html, encoding="utf-8"))
         return [out, *_write_parts(comparison, out.with_name(f"{out.stem}_parts"))]
+
+
+def _check_page(out: Path) -> None:
+    """Refuse a place whose content a report would destroy: only another page is replaced."""
+    if out.is_dir():
+        raise BadInput(f"--out {out}: a folder, but the name of a page is needed: --out {out / 'report.html'}.")
+    if out.is_file():
+        with out.open("rb") as file:
+            start = file.read(len(PAGE_START))
+        if start and start.lower() != PAGE_START:
+            raise BadInput(f"--out {out}: exists and is not a web page, so it is not replaced; choose another name.")
 
 
 def _write_parts(comparison: Comparison, folder: Path) -> list[Path]:

@@ -47,6 +47,24 @@ def test_report_writes_the_page_and_says_where(study: Path, tmp_path: Path, caps
     assert (tmp_path / "r_parts" / "clients.csv").exists()
 
 
+def test_report_replaces_a_page_but_nothing_else(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, experiment = tmp_path / "r.html", tmp_path / "mine.yaml"
+    assert run_command("report", study, "--out", page) == 0
+    assert run_command("report", study, "--out", page) == 0
+    experiment.write_text("title: mine\n")
+    capsys.readouterr()
+    assert run_command("report", study, "--out", experiment) == 2
+    expected = (
+        f"fleetbed: --out {experiment}: exists and is not a web page, so it is not replaced; choose another name.\n"
+    )
+    assert capsys.readouterr().err == expected
+    assert experiment.read_text() == "title: mine\n"
+    assert run_command("report", study, "--out", tmp_path) == 2
+    assert "a folder, but the name of a page is needed" in capsys.readouterr().err
+
+
 def test_report_of_one_client(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("report", study / "fedin-sync-1", "--client", "007") == 0
     out = capsys.readouterr().out
