@@ -35,8 +35,7 @@ def write_report(
     comparison = side_by_side(runs, base, targets, series)
     with writable(out.parent):
         _check_page(out)
-        html = page(comparison)
-        write_atomically(out, lambda part: part.write_text(html, encoding="utf-8"))
+        write_atomically(out, lambda part: part.write_text(page(comparison), encoding="utf-8"))
         return [out, *_write_parts(comparison, out.with_name(f"{out.stem}_parts"))]
 
 

@@ -20,7 +20,7 @@ import similarity
 from claims import NAMES, Row
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from orders import BASE, BUDGETS, METHODS, PERSONAL, TITLES, by_cost, curves_of, means
+from orders import BASE, BUDGETS, METHODS, PERSONAL, TITLES, by_cost, means
 
 from fleetbed.analysis.figures.curve_plots import new_figure
 from fleetbed.analysis.figures.style import COLOURS, DASHES, MARKERS, RC
@@ -88,10 +88,7 @@ def _apart(heights: Mapping[str, float], least: float) -> dict[str, float]:
 
 def policies_figure(rows: Sequence[Row]) -> Figure:
     """Draw the mean over the seeds that all policies have against the mean device time of the same evaluation."""
-    by_policy = {"sync": curves_of(rows, policies.SYNC)}
-    for policy in policies.POLICIES:
-        studies = dict.fromkeys(policies.STUDIES.values())
-        by_policy[policy] = {name: one for study in studies for name, one in curves_of(rows, study, policy).items()}
+    by_policy = policies.curves_by_policy(rows)
     common = {
         method: set.intersection(*(set(curves[method]) for curves in by_policy.values() if method in curves))
         for method in policies.STUDIES

@@ -69,7 +69,11 @@ def curves_of(rows: Iterable[Row], study: str, policy: str = "sync") -> Curves:
 
 def spent(curves: Curves, method: str, axis: str) -> float:
     """Return what the method spends in all its rounds, relative to the base, as a mean over the seeds."""
-    own, base = curves[method], curves[BASE]
+    return ratio(curves[method], curves[BASE], axis)
+
+
+def ratio(own: Mapping[int, Sequence[Row]], base: Mapping[int, Sequence[Row]], axis: str) -> float:
+    """Return what one method has spent at the end of its runs relative to the other, as a mean over their seeds."""
     return mean(float(own[seed][-1][axis]) / float(base[seed][-1][axis]) for seed in own.keys() & base.keys())
 
 

@@ -6,10 +6,11 @@ device time of the whole run as a part of that under `sync`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from statistics import mean
 
-from claims import CURVES, NAMES, Ended, Key, Row, differences, ends_of, interval_text, read_rows
+from claims import CURVES, NAMES, Key, Row, differences, ends_of, interval_text, read_rows
+from orders import Curves, curves_of, ratio
 
 from fleetbed.analysis.tables.intervals import paired_interval
 
@@ -25,39 +26,37 @@ STUDIES = {
 POLICIES = ("deadline", "async", "buffered")
 
 
-def ends_at(rows: Iterable[Row]) -> dict[Key, dict[int, float]]:
-    """Return the device time at which each run ended, by seed."""
-    found: dict[Key, dict[int, float]] = {}
-    for row in rows:
-        seeds = found.setdefault(Key(row["study"], row["method"], row["policy"]), {})
-        seed = int(row["seed"])
-        seeds[seed] = max(seeds.get(seed, 0.0), float(row["time"]))
+def curves_by_policy(rows: Sequence[Row]) -> dict[str, Curves]:
+    """Return the curves of the methods that run under each policy, `sync` first."""
+    found = {"sync": curves_of(rows, SYNC)}
+    for policy in POLICIES:
+        there = {study: curves_of(rows, study, policy) for study in set(STUDIES.values())}
+        found[policy] = {method: there[study][method] for method, study in STUDIES.items() if method in there[study]}
     return found
 
 
-def table(ends: Mapping[Key, Mapping[int, Ended]], times: Mapping[Key, Mapping[int, float]]) -> str:
+def table(rows: Sequence[Row]) -> str:
+    ends, by_policy = ends_of(rows), curves_by_policy(rows)
+    sync = by_policy["sync"]
+
+    def cell(method: str, policy: str) -> str:
+        if method not in by_policy[policy]:
+            return "–"
+        by_seed = differences(ends, Key(STUDIES[method], method, policy), Key(SYNC, method, "sync"))
+        share = ratio(by_policy[policy][method], sync[method], "time")
+        return f"{interval_text(paired_interval(by_seed))} in {share:.0%}"
+
     lines = [f"| method | sync | {' | '.join(POLICIES)} |", f"|---|{'---:|' * (1 + len(POLICIES))}"]
-    for method, study in STUDIES.items():
-        base = Key(SYNC, method, "sync")
-        whole = f"{100 * mean(one.accuracy for one in ends[base].values()):.1f} % in {mean(times[base].values()):.0f} s"
-        cells = (_cell(Key(study, method, policy), base, ends, times) for policy in POLICIES)
-        lines.append(f"| {NAMES[method]} | {whole} | {' | '.join(cells)} |")
+    for method in STUDIES:
+        accuracy = mean(one.accuracy for one in ends[Key(SYNC, method, "sync")].values())
+        time_s = mean(float(curve[-1]["time"]) for curve in sync[method].values())
+        cells = (f"{100 * accuracy:.1f} % in {time_s:.0f} s", *(cell(method, policy) for policy in POLICIES))
+        lines.append(f"| {NAMES[method]} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _cell(
-    key: Key, base: Key, ends: Mapping[Key, Mapping[int, Ended]], times: Mapping[Key, Mapping[int, float]]
-) -> str:
-    if key not in ends:
-        return "–"
-    by_seed = differences(ends, key, base)
-    share = mean(times[key][seed] / times[base][seed] for seed in by_seed)
-    return f"{interval_text(paired_interval(by_seed))} in {share:.0%}"
-
-
 def main() -> None:
-    rows = read_rows(CURVES)
-    print(table(ends_of(rows), ends_at(rows)))
+    print(table(read_rows(CURVES)))
 
 
 if __name__ == "__main__":

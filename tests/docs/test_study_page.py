@@ -33,8 +33,7 @@ def test_what_was_tried_is_as_the_script_has_it(study: ModuleType, tried: Module
 
 
 def test_the_table_of_the_policies_is_as_the_script_has_it(study: ModuleType, policies: ModuleType, page: str) -> None:
-    rows = study.read_rows(study.CURVES)
-    assert policies.table(study.ends_of(rows), policies.ends_at(rows)) in page
+    assert policies.table(study.read_rows(study.CURVES)) in page
 
 
 def test_the_curves_of_heteroavg_are_flat(study: ModuleType) -> None:

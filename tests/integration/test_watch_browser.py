@@ -64,7 +64,8 @@ def test_a_run_is_seen_from_its_start_to_its_end(tmp_path: Path) -> None:
             assert process.wait(timeout=60) == 0
             wait_for(browser, "return document.querySelector('#connection').textContent.startsWith('Nobody answers')")
             assert len(browser.texts(".card.done")) == 2
-            assert [entry for entry in browser.log("browser") if "net::ERR_CONNECTION_" not in entry["message"]] == []
+            gone = r"net::ERR_CONNECTION_(REFUSED|RESET)"  # the server ends, perhaps in the middle of a request
+            assert [entry for entry in browser.log("browser") if not re.search(gone, entry["message"])] == []
         finally:
             browser.quit()
             process.kill()
